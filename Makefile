@@ -1,0 +1,58 @@
+# Every target installs what it lacks by name, says what it does, and can be
+# run again.
+
+GO          ?= go
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# runc_nocriu leaves checkpointing and its protobuf code out of libcontainer.
+TAGS        := runc_nocriu
+GOFLAGS_    := -tags $(TAGS)
+INIT        := jail/jailinit/jail-init
+TEST_TIMEOUT ?= 8m
+
+.PHONY: build run hostile test check vet bench fuzz setup setup-bench install clean
+
+build: setup $(INIT)
+	$(GO) build $(GOFLAGS_) -o bin/jail ./cmd/jail
+
+$(INIT): jail/jailinit/src/init.c jail/jailinit/src/Makefile
+	$(MAKE) --no-print-directory -C jail/jailinit/src
+
+# What building and running need, from Debian's packages.
+setup:
+	@./scripts/setup.sh build
+
+setup-test:
+	@./scripts/setup.sh build test
+
+setup-bench:
+	@./scripts/setup.sh build bench
+
+run: build
+	./bin/jail script --memory 128MiB --wall 10s --tools examples/shop/tools.yaml --report - examples/shop/report.py
+
+# Each of these programs runs into a limit; the command line says which.
+hostile: build
+	./scripts/hostile.sh
+
+test: setup-test check
+	./scripts/test.sh $(TEST_TIMEOUT)
+
+check: setup $(INIT)
+	@echo "formatting, vet, staticcheck"
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
+	$(GO) mod verify >/dev/null
+	$(GO) vet $(GOFLAGS_) ./...
+	$(GO) run $(STATICCHECK) $(GOFLAGS_) ./...
+
+bench: setup-bench build
+	$(GO) test $(GOFLAGS_) -count=1 -run '^TestBenchmark' -v ./integration/bench -bench-jail=$(CURDIR)/bin/jail
+	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms ./wire/... ./seccomp ./cgroup
+
+fuzz: setup $(INIT)
+	./scripts/fuzz.sh
+
+install: build
+	install -D -m 0755 bin/jail $(DESTDIR)/usr/local/bin/jail
+
+clean:
+	rm -rf bin $(INIT)

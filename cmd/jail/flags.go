@@ -1,0 +1,261 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/pflag"
+
+	"example.com/jail/jail"
+	"example.com/jail/rootfs"
+	"example.com/jail/seccomp"
+)
+
+// options are the flags of run and script.
+type options struct {
+	budget          jail.Budget
+	memory          sizeValue
+	output          sizeValue
+	tmp             sizeValue
+	callBytes       sizeValue
+	allowUnenforced []string
+
+	env     []string
+	dir     string
+	binds   []rootfs.Bind
+	rootfs  string
+	seccomp string
+	tools   string
+	stdin   bool
+	report  string
+	events  bool
+	user    userValue
+}
+
+func (o *options) register(f *pflag.FlagSet) {
+	d := jail.DefaultBudget()
+	o.budget = d
+	o.memory, o.output = sizeValue(d.MaxMemory), sizeValue(d.MaxOutput)
+	o.tmp, o.callBytes = sizeValue(d.MaxTmp), sizeValue(d.MaxBytes)
+
+	f.Var(&o.memory, "memory", "memory of all processes together, page cache and tmpfs included;\nat the limit the jail is killed, cause memory")
+	f.Var((*durationValue)(&o.budget.WallClock), "wall", "time from the program's release to its end, tool calls included;\nat the limit the jail is killed, cause wall_clock")
+	f.Var((*durationValue)(&o.budget.CPUTime), "cpu-time", "cpu time of all processes together; at the limit the jail is killed,\ncause cpu_time (0: not asked for)")
+	f.Var((*cpusValue)(&o.budget.CPUs), "cpus", "processors' worth of cpu bandwidth; the jail is throttled to it\n(0: not asked for)")
+	f.Var((*countValue)(&o.budget.MaxPIDs), "pids", "processes and threads; at the limit fork fails in the jail")
+	f.Var(&o.output, "output", "bytes of stdout and stderr together; at the limit the jail is killed,\ncause output, and what came before is delivered")
+	f.Var(&o.tmp, "tmp", "bytes in /tmp and /dev/shm together; at the limit ENOSPC in the jail")
+	f.Var((*intValue)(&o.budget.MaxCalls), "calls", "tool calls; one more is refused with class quota")
+	f.Var(&o.callBytes, "call-bytes", "bytes of tool answers; one more is refused with class quota")
+	f.Var((*intValue)(&o.budget.Inflight), "inflight", "tool calls at work at once; one more is refused with class\nrate_limited")
+	f.Var((*durationValue)(&o.budget.CallDeadline), "call-deadline", "time for one tool call; at expiry it is answered with class transient")
+	f.StringArrayVar(&o.allowUnenforced, "allow-unenforced", nil, "run although this host cannot enforce this budget `ITEM` (repeatable)")
+
+	f.StringArrayVar(&o.env, "env", nil, "`KEY=VALUE` added to the program's environment (repeatable)")
+	f.StringVar(&o.dir, "workdir", "/tmp", "working `DIR` in the jail")
+	f.Var(&bindValue{list: &o.binds}, "ro-bind", "host file or directory to show read-only in the jail (repeatable)")
+	f.Var(&bindValue{list: &o.binds, writable: true}, "bind", "host file or directory that the program may write with its owner's\nrights (repeatable)")
+	f.StringVar(&o.rootfs, "rootfs", "host", "root file system: `host` is a read-only view of this one, or DIR")
+	f.StringVar(&o.seccomp, "seccomp", "default", "system call filter: default, none, or `FILE` with an OCI profile")
+	f.StringVar(&o.tools, "tools", "", "tools `FILE` (YAML or JSON) with what the program may call")
+	f.BoolVar(&o.stdin, "stdin", false, "pass standard input to the program (otherwise it is empty)")
+	f.StringVar(&o.report, "report", "", "write the report as JSON to `FILE`, - for standard output")
+	f.BoolVar(&o.events, "events", false, "write output and exit to standard output as JSON lines")
+	f.Var(&o.user, "user", "ids that the program sees (default 1000:1000)")
+	f.SortFlags = false
+}
+
+// spec makes the Spec that the flags describe, but for what is run.
+func (o *options) spec() (jail.Spec, error) {
+	s := jail.Spec{Env: o.env, Dir: o.dir, Budget: o.budget, User: o.user.user}
+	s.Budget.MaxMemory, s.Budget.MaxOutput = int64(o.memory), int64(o.output)
+	s.Budget.MaxTmp, s.Budget.MaxBytes = int64(o.tmp), int(o.callBytes)
+	for _, i := range o.allowUnenforced {
+		s.AllowUnenforced = append(s.AllowUnenforced, jail.Item(i))
+	}
+	s.Root.Binds = o.binds
+	if o.rootfs != "host" {
+		info, err := os.Stat(o.rootfs)
+		switch {
+		case err != nil:
+			return s, refusal("rootfs", fmt.Sprintf("--rootfs %s: %v", o.rootfs, pathErr(err)), "give host or a directory")
+		case !info.IsDir():
+			return s, refusal("rootfs", fmt.Sprintf("--rootfs %s is no directory", o.rootfs), "unpack the image to a directory and give that")
+		}
+		s.Root.Dir = o.rootfs
+	}
+	if o.seccomp != "default" {
+		filter, err := seccomp.Load(o.seccomp)
+		if err != nil {
+			return s, refusal("seccomp", fmt.Sprintf("--seccomp %s: %v", o.seccomp, err), "give default, none or a file with an OCI seccomp profile")
+		}
+		s.Seccomp = filter
+	}
+	return s, nil
+}
+
+func refusal(item, reason, fix string) error {
+	return &jail.RefusedError{Items: []jail.Refusal{{Item: item, Reason: reason, Fix: fix}}}
+}
+
+func pathErr(err error) error {
+	if p, ok := err.(*os.PathError); ok {
+		return p.Err
+	}
+	return err
+}
+
+// sizeValue is a number of bytes: 64MiB, 64M, 64m or plain; 0 is no limit.
+type sizeValue int64
+
+func (v *sizeValue) Type() string { return "SIZE" }
+
+func (v *sizeValue) String() string {
+	n := int64(*v)
+	for _, u := range []struct {
+		bytes int64
+		name  string
+	}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if n != 0 && n%u.bytes == 0 {
+			return strconv.FormatInt(n/u.bytes, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+func (v *sizeValue) Set(s string) error {
+	n, err := units.RAMInBytes(s)
+	if err != nil || n < 0 || strings.HasPrefix(s, "-") || !sizeFits(s) {
+		return fmt.Errorf("want a size such as 64MiB, 64M or 67108864, or 0 for no limit")
+	}
+	*v = sizeValue(n)
+	return nil
+}
+
+// sizeFits refuses what RAMInBytes would wrap or round beyond 2^62.
+func sizeFits(s string) bool {
+	digits := strings.TrimRight(s, "bBiIkKmMgGtTpP ")
+	f, err := strconv.ParseFloat(digits, 64)
+	if err != nil {
+		return false
+	}
+	if i := strings.IndexAny("kmgtp", strings.ToLower(strings.TrimRight(strings.TrimPrefix(s, digits), "bBiI "))+"-"); i >= 0 {
+		f *= math.Pow(1024, float64(i+1))
+	}
+	return f < 1<<62
+}
+
+// durationValue is a positive time span; 0 is no limit.
+type durationValue time.Duration
+
+func (v *durationValue) Type() string   { return "DURATION" }
+func (v *durationValue) String() string { return time.Duration(*v).String() }
+func (v *durationValue) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return fmt.Errorf("want a duration such as 10s, 500ms or 1m30s, or 0 for no limit")
+	}
+	*v = durationValue(d)
+	return nil
+}
+
+// countValue is a number of things; 0 is no limit.
+type countValue int64
+
+func (v *countValue) Type() string   { return "N" }
+func (v *countValue) String() string { return strconv.FormatInt(int64(*v), 10) }
+func (v *countValue) Set(s string) error {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 || n > math.MaxInt32 {
+		return fmt.Errorf("want a number from 1 to %d, or 0 for no limit", math.MaxInt32)
+	}
+	*v = countValue(n)
+	return nil
+}
+
+// intValue is a countValue in an int.
+type intValue int
+
+func (v *intValue) Type() string   { return "N" }
+func (v *intValue) String() string { return strconv.Itoa(int(*v)) }
+func (v *intValue) Set(s string) error {
+	var n countValue
+	if err := n.Set(s); err != nil {
+		return err
+	}
+	*v = intValue(n)
+	return nil
+}
+
+// cpusValue is a number of processors, in fractions; 0 is no limit.
+type cpusValue float64
+
+func (v *cpusValue) Type() string   { return "N" }
+func (v *cpusValue) String() string { return strconv.FormatFloat(float64(*v), 'g', -1, 64) }
+func (v *cpusValue) Set(s string) error {
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(f == 0 || f >= 0.01 && f <= 65536) {
+		return fmt.Errorf("want a number of processors from 0.01 up, or 0 for no limit")
+	}
+	*v = cpusValue(f)
+	return nil
+}
+
+// userValue is UID:GID, or UID for both.
+type userValue struct{ user *jail.User }
+
+func (v *userValue) Type() string { return "UID:GID" }
+func (v *userValue) String() string {
+	if v.user == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d:%d", v.user.UID, v.user.GID)
+}
+
+func (v *userValue) Set(s string) error {
+	u, g, both := strings.Cut(s, ":")
+	if !both {
+		g = u
+	}
+	uid, err := strconv.ParseUint(u, 10, 32)
+	gid, err2 := strconv.ParseUint(g, 10, 32)
+	if err != nil || err2 != nil {
+		return fmt.Errorf("want numeric ids such as 1000:1000")
+	}
+	v.user = &jail.User{UID: uint32(uid), GID: uint32(gid)}
+	return nil
+}
+
+// bindValue collects SRC or SRC:DST.
+type bindValue struct {
+	list     *[]rootfs.Bind
+	writable bool
+}
+
+func (v *bindValue) Type() string   { return "SRC[:DST]" }
+func (v *bindValue) String() string { return "" }
+func (v *bindValue) Set(s string) error {
+	b := rootfs.Bind{Source: s, Writable: v.writable}
+	// A colon that is no separator belongs to a source that exists.
+	if i := strings.LastIndex(s, ":"); i >= 0 {
+		if _, err := os.Lstat(s); err != nil {
+			b.Source, b.Target = s[:i], s[i+1:]
+			if b.Target == "" {
+				return fmt.Errorf("want SRC or SRC:DST")
+			}
+		}
+	}
+	if b.Source == "" {
+		return fmt.Errorf("want SRC or SRC:DST")
+	}
+	if _, err := os.Stat(b.Source); err != nil {
+		return fmt.Errorf("source %s: %w", b.Source, pathErr(err))
+	}
+	*v.list = append(*v.list, b)
+	return nil
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"text/tabwriter"
+
+	libseccomp "github.com/seccomp/libseccomp-golang"
+	"github.com/spf13/cobra"
+
+	"example.com/jail/jail"
+)
+
+// version is set by the build.
+var version = "0.1.0-dev"
+
+func (a *app) checkCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Tell which budgets this host can enforce",
+		Long: `Tell for each budget item whether this host can enforce it, by what, and if not
+why and what to do. It is the table that run and script refuse from. The exit
+code is 1 if anything cannot be enforced.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			table := jail.Preflight()
+			for _, row := range table {
+				if !row.Enforceable {
+					a.code = 1
+				}
+			}
+			if asJSON {
+				e := json.NewEncoder(a.stdout)
+				e.SetEscapeHTML(false)
+				e.SetIndent("", "  ")
+				return e.Encode(struct {
+					V     int          `json:"v"`
+					Items []jail.Check `json:"items"`
+				}{1, table})
+			}
+			w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "ITEM\tENFORCED\tBY")
+			for _, row := range table {
+				if row.Enforceable {
+					fmt.Fprintf(w, "%s\tyes\t%s\n", row.Item, row.By)
+				} else {
+					fmt.Fprintf(w, "%s\tno\t%s\n\t\tfix: %s\n", row.Item, row.Reason, row.Fix)
+				}
+			}
+			return w.Flush()
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print the table as JSON")
+	return c
+}
+
+func (a *app) gcCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "gc",
+		Short: "Remove what a killed launcher left behind",
+		Long: `Remove cgroups of launchers that are dead, and all templates kept for later
+runs. Running jails are not touched.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			groups, templates, err := jail.Collect(nil)
+			for _, g := range groups {
+				fmt.Fprintf(a.stdout, "removed cgroup %s\n", g)
+			}
+			for _, t := range templates {
+				fmt.Fprintf(a.stdout, "dropped template %s\n", t)
+			}
+			if err == nil && len(groups)+len(templates) == 0 {
+				fmt.Fprintln(a.stdout, "nothing to remove")
+			}
+			return err
+		},
+	}
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print versions of jail, Go, libseccomp and the kernel",
+		Args:  cobra.NoArgs,
+		Run: func(*cobra.Command, []string) {
+			commit := ""
+			if info, ok := debug.ReadBuildInfo(); ok {
+				for _, s := range info.Settings {
+					if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+						commit = " (" + s.Value[:12] + ")"
+					}
+				}
+			}
+			major, minor, micro := libseccomp.GetLibraryVersion()
+			fmt.Fprintf(a.stdout, "jail %s%s\ngo %s\nlibseccomp %d.%d.%d\nlinux %s\n",
+				version, commit, runtime.Version(), major, minor, micro, jail.KernelRelease())
+		},
+	}
+}

@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"example.com/jail/guest/node"
+	"example.com/jail/guest/python"
+	"example.com/jail/invoke"
+	"example.com/jail/jail"
+	"example.com/jail/rootfs"
+	"example.com/jail/wire/execwire"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG...]",
+		Short: "Run a command in a new jail",
+		Long: `Run a command in a new jail. It has an empty standard input unless --stdin is
+given, its output goes to standard output and standard error.`,
+		Example: `  jail run -- python3 -c 'print(6 * 7)'
+  jail run --memory 64MiB --wall 2s --report - -- ./untrusted
+  jail run --ro-bind ./data:/data --bind ./out:/out -- /usr/bin/tool /data /out`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("run: no command; write it after --")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.execute(c.Context(), &o, func(s *jail.Spec) (func(), error) {
+				s.Args = args
+				return nil, nil
+			})
+		},
+	}
+	// Flags after the command are the command's own.
+	c.Flags().SetInterspersed(false)
+	o.register(c.Flags())
+	return c
+}
+
+func (a *app) scriptCommand() *cobra.Command {
+	var o options
+	var guest string
+	c := &cobra.Command{
+		Use:   "script [flags] FILE",
+		Short: "Run a program that may call tools of this host",
+		Long: `Run FILE by a guest: an interpreter in the jail that reads the program and its
+tools from fd 3, calls tools over fd 4 and sends the program's value back. The
+guest is chosen by the file's name (.py: Python, .mjs: Node.js) or by --guest.`,
+		Example: `  jail script --tools tools.yaml --report - report.py
+  jail script --guest /usr/local/bin/my-guest program.txt`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("script: want one FILE, have %d arguments", len(args))
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.execute(c.Context(), &o, func(s *jail.Spec) (func(), error) {
+				return prepareScript(s, args[0], guest, o.tools)
+			})
+		},
+	}
+	o.register(c.Flags())
+	c.Flags().StringVar(&guest, "guest", "", "`COMMAND` in the jail that speaks the protocol on fds 3 and 4")
+	return c
+}
+
+// guests are the interpreters by file suffix.
+var guests = map[string]struct {
+	file   string
+	source []byte
+	args   func(path string) []string
+}{
+	".py":  {python.FileName, python.Source, python.Args},
+	".mjs": {node.FileName, node.Source, node.Args},
+}
+
+func prepareScript(s *jail.Spec, file, guest, tools string) (cleanUp func(), err error) {
+	program, err := readProgram(file)
+	if err != nil {
+		return nil, err
+	}
+	s.Script = &jail.Script{Program: program}
+	if guest != "" {
+		s.Args = strings.Fields(guest)
+	} else {
+		g, ok := guests[filepath.Ext(file)]
+		if !ok {
+			return nil, refusal("guest", fmt.Sprintf("no guest for %s", file), "name the file .py or .mjs, or give --guest COMMAND")
+		}
+		s.Root.Files = []rootfs.File{{Name: g.file, Data: g.source}}
+		s.Args = g.args(rootfs.FilesDir + "/" + g.file)
+	}
+	if tools == "" {
+		return nil, nil
+	}
+	t, err := invoke.LoadFile(context.Background(), tools, nil, invoke.Options{})
+	if err != nil {
+		return nil, refusal("tools", "--tools "+err.Error(), "correct the tools file")
+	}
+	s.Script.Tools = t
+	return func() { _ = t.Close() }, nil
+}
+
+// readProgram reads a script, which has to be an ordinary file of a size that
+// fits a frame.
+func readProgram(file string) (string, error) {
+	bad := func(err error) error {
+		return refusal("program", fmt.Sprintf("%s: %v", file, pathErr(err)), "give a readable program file")
+	}
+	// O_NONBLOCK: a FIFO must not block the launcher.
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return "", bad(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", bad(err)
+	}
+	if !info.Mode().IsRegular() {
+		return "", bad(errors.New("not a regular file"))
+	}
+	b, err := io.ReadAll(io.LimitReader(f, jail.MaxProgram+1))
+	if err != nil {
+		return "", bad(err)
+	}
+	if len(b) > jail.MaxProgram {
+		return "", bad(fmt.Errorf("larger than %d bytes", jail.MaxProgram))
+	}
+	return string(b), nil
+}
+
+// execute runs one jail: flags to spec, spec to report, report to exit code.
+func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) (func(), error)) error {
+	report, err := a.openReport(o)
+	if err != nil {
+		fmt.Fprintf(a.stderr, "jail: %v\n", err)
+		return &exitError{exitFailed}
+	}
+	var events *execwire.Encoder
+	if o.events {
+		events = execwire.NewEncoder(a.stdout, "")
+	}
+	r, err := func() (*jail.Report, error) {
+		spec, err := o.spec()
+		if err != nil {
+			return jail.NewReport("", err), err
+		}
+		cleanUp, err := prepare(&spec)
+		if err != nil {
+			return jail.NewReport("", err), err
+		}
+		if cleanUp != nil {
+			defer cleanUp()
+		}
+		if o.stdin {
+			spec.Stdin = a.stdin
+		}
+		spec.Stdout, spec.Stderr = a.stdout, a.stderr
+		return jail.Run(ctx, spec)
+	}()
+	_ = events
+	a.explain(r, err)
+	if werr := report(r); werr != nil {
+		fmt.Fprintf(a.stderr, "jail: write report: %v\n", werr)
+		return &exitError{exitFailed}
+	}
+	if err == nil {
+		jail.Settle()
+	}
+	a.code = exitCode(r)
+	return nil
+}
+
+// explain says in one line why a run did not end by itself.
+func (a *app) explain(r *jail.Report, err error) {
+	switch {
+	case err != nil:
+		fmt.Fprintf(a.stderr, "jail: %s\n", oneLine(err.Error()))
+	case r.Cause == jail.CauseOK || r.Cause == jail.CauseProgram:
+	case r.Cause == jail.CauseOutput:
+		fmt.Fprintln(a.stderr, r.Error)
+	default:
+		fmt.Fprintf(a.stderr, "jail: %s: %s\n", r.Cause, oneLine(r.Error))
+	}
+}
+
+func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", " ") }
+
+// openReport opens where the report goes before anything starts.
+func (a *app) openReport(o *options) (func(*jail.Report) error, error) {
+	switch o.report {
+	case "":
+		return func(*jail.Report) error { return nil }, nil
+	case "-":
+		if o.events {
+			return nil, errors.New("--report - and --events both write to standard output: give --report a file")
+		}
+		return a.writeReport, nil
+	}
+	f, err := os.OpenFile(o.report, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("--report %s: %w", o.report, pathErr(err))
+	}
+	return func(r *jail.Report) error {
+		err := encodeReport(f, r, false)
+		return errors.Join(err, f.Close())
+	}, nil
+}
+
+func (a *app) writeReport(r *jail.Report) error {
+	if a.stdout.last != 0 && a.stdout.last != '\n' {
+		fmt.Fprintln(a.stdout)
+	}
+	return encodeReport(a.stdout, r, isTerminal(a.stdout.w))
+}
+
+// encodeReport writes one object: on one line for programs, indented for a
+// person at a terminal.
+func encodeReport(w io.Writer, r *jail.Report, indent bool) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	if indent {
+		e.SetIndent("", "  ")
+	}
+	return e.Encode(r)
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// reportUsage writes the report of a command line that could not be parsed, if
+// one was asked for and is to be found.
+func (a *app) reportUsage(args []string, err error) {
+	if len(args) == 0 || args[0] != "run" && args[0] != "script" {
+		return
+	}
+	var o options
+	for i, arg := range args {
+		if arg == "--" {
+			break
+		}
+		if v, ok := strings.CutPrefix(arg, "--report="); ok {
+			o.report = v
+		} else if arg == "--report" && i+1 < len(args) {
+			o.report = args[i+1]
+		}
+	}
+	write, openErr := a.openReport(&o)
+	if openErr == nil {
+		openErr = write(jail.NewReport("", refusal(usageItem(err), oneLine(err.Error()), "see jail "+args[0]+" --help")))
+	}
+	if openErr != nil {
+		fmt.Fprintf(a.stderr, "jail: %v\n", openErr)
+	}
+}
+
+// exitCode follows the table of the documentation.
+func exitCode(r *jail.Report) int {
+	switch r.Cause {
+	case jail.CauseWall, jail.CauseCPUTime:
+		return 124
+	case jail.CauseMemory:
+		return 137
+	case jail.CauseCanceled:
+		return 130
+	case jail.CauseSetup:
+		if r.Setup != nil && r.Setup.Stage == "exec" {
+			if syscall.Errno(r.Setup.Errno) == syscall.ENOENT {
+				return 127
+			}
+			return 126
+		}
+		return exitFailed
+	case jail.CauseSignaled:
+		if r.Signal != nil {
+			return 128 + *r.Signal
+		}
+	case jail.CauseOK:
+		if r.ExitCode != nil {
+			return *r.ExitCode
+		}
+		return 0
+	case jail.CauseProgram:
+		if r.ExitCode != nil && *r.ExitCode != 0 {
+			return *r.ExitCode
+		}
+		return 1
+	}
+	return exitFailed
+}

@@ -1,0 +1,88 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"example.com/jail/jail/jailinit"
+)
+
+// forkRequest asks the forker thread for one init.
+type forkRequest struct {
+	files []uintptr
+	reply chan<- forkReply
+}
+
+type forkReply struct {
+	pid int
+	err error
+}
+
+// forks leads to the one thread that starts every jail. The parent-death
+// signal of an init follows the thread that forked it (prctl(2),
+// golang/go#27505): this one is locked for the life of the process.
+var forks = sync.OnceValue(func() chan<- forkRequest {
+	c := make(chan forkRequest)
+	go func() {
+		runtime.LockOSThread()
+		for r := range c {
+			pid, err := forkInit(r.files)
+			r.reply <- forkReply{pid, err}
+		}
+	}()
+	return c
+})
+
+// fork starts an init with these descriptors from 0 on; a nil file is closed.
+func fork(files []*os.File) (int, error) {
+	fds := make([]uintptr, len(files))
+	for i, f := range files {
+		fds[i] = ^uintptr(0)
+		if f != nil {
+			fds[i] = f.Fd()
+		}
+	}
+	reply := make(chan forkReply, 1)
+	forks() <- forkRequest{fds, reply}
+	r := <-reply
+	runtime.KeepAlive(files)
+	return r.pid, r.err
+}
+
+func forkInit(files []uintptr) (int, error) {
+	image, err := jailinit.Image()
+	if err != nil {
+		return 0, err
+	}
+	attr := syscall.ProcAttr{
+		Env:   []string{},
+		Files: files,
+		Sys: &syscall.SysProcAttr{
+			// A group of its own: a Ctrl-C at the launcher's terminal is for
+			// the launcher, and one signal reaches both tasks of a set-up.
+			Setpgid:   true,
+			Pdeathsig: syscall.SIGKILL,
+		},
+	}
+	pid, err := syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", image.Fd()), []string{"jail-init"}, &attr)
+	if err != nil {
+		return 0, fmt.Errorf("fork init: %w", err)
+	}
+	return pid, nil
+}
+
+// reap waits for one child and retries EINTR.
+func reap(pid int) (syscall.WaitStatus, syscall.Rusage, error) {
+	var ws syscall.WaitStatus
+	var ru syscall.Rusage
+	for {
+		_, err := syscall.Wait4(pid, &ws, syscall.WALL, &ru)
+		if !errors.Is(err, syscall.EINTR) {
+			return ws, ru, err
+		}
+	}
+}

@@ -1,0 +1,417 @@
+package rootfs
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultDir is where pins are kept. It belongs to root alone.
+const DefaultDir = "/run/jail"
+
+// hostIDs of templates that mount something with its owner as the program:
+// the jails of such a template share one id. The range is apart from the ids
+// that package jail gives to single runs (0x60000000 and up).
+const templateIDs = 0x50000000
+
+// Template is a finished root. Its namespace lives as long as the process; the
+// value is safe for concurrent use.
+type Template struct {
+	ns    *os.File
+	late  []Late
+	owner uint32
+}
+
+// Namespace returns the descriptor of the mount namespace, for setns(2) in a
+// process that copies it at once (CLONE_NEWNS). It must not be closed.
+func (t *Template) Namespace() *os.File { return t.ns }
+
+// Late returns the binds that a jail's init has to mount on top of its own
+// /tmp.
+func (t *Template) Late() []Late { return t.late }
+
+// OwnerID returns the host uid and gid that sources of this template map their
+// owner to, or 0 if it maps none and each run may have ids of its own.
+func (t *Template) OwnerID() uint32 { return t.owner }
+
+// Cache holds the templates of one process and their pins on disk. The zero
+// value pins in DefaultDir. It is safe for concurrent use, also by several
+// processes on one directory.
+type Cache struct {
+	Dir string
+
+	mu    sync.Mutex
+	built map[string]*entry
+}
+
+type entry struct {
+	once sync.Once
+	t    *Template
+	err  error
+}
+
+// Open returns the template of a Config: one that this process has, or a pin
+// that an earlier process left, or a newly built one (some 20 ms). Errors that
+// wrap ErrInvalid blame the Config; a failed build is not remembered.
+func (c *Cache) Open(cfg Config) (*Template, error) {
+	p, err := cfg.resolve()
+	if err != nil {
+		return nil, err
+	}
+	name, err := p.name()
+	if err != nil {
+		return nil, err
+	}
+	if p.idmapped() {
+		b, err := hex.DecodeString(name[:8])
+		if err != nil {
+			return nil, fmt.Errorf("template name %q: %w", name, err)
+		}
+		p.OwnerID = templateIDs + binary.BigEndian.Uint32(b)%(1<<27)*2
+	}
+
+	c.mu.Lock()
+	if c.built == nil {
+		c.built = map[string]*entry{}
+	}
+	e := c.built[name]
+	if e == nil {
+		e = &entry{}
+		c.built[name] = e
+	}
+	c.mu.Unlock()
+
+	e.once.Do(func() {
+		var ns *os.File
+		if ns, e.err = c.obtain(p, name); e.err == nil {
+			e.t = &Template{ns: ns, late: p.late(), owner: p.OwnerID}
+		}
+	})
+	if e.err != nil {
+		c.mu.Lock()
+		if c.built[name] == e {
+			delete(c.built, name)
+		}
+		c.mu.Unlock()
+	}
+	return e.t, e.err
+}
+
+func (c *Cache) dir() string {
+	if c.Dir != "" {
+		return c.Dir
+	}
+	return DefaultDir
+}
+
+// obtain returns a pinned namespace or builds one under the directory's lock,
+// so that of two launchers that need the same template one builds it.
+func (c *Cache) obtain(p *plan, name string) (*os.File, error) {
+	d, err := openPinDir(c.dir())
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	if ns := d.pinned(name); ns != nil {
+		return ns, nil
+	}
+	if err := d.lock(); err != nil {
+		return nil, err
+	}
+	if ns := d.pinned(name); ns != nil {
+		return ns, nil
+	}
+	ns, err := p.build(c.dir())
+	if err != nil {
+		return nil, err
+	}
+	// The descriptor is the pin that counts. Outside of the initial mount
+	// namespace the bind fails at random on Linux 6.18 (the kernel's loop
+	// check compares namespace ids that it hands out in per-CPU batches), and
+	// then later processes build the template again.
+	_ = d.pin(name, ns)
+	return ns, nil
+}
+
+// pinDir is an open pin directory. Everything below it is reached through the
+// handle.
+type pinDir struct {
+	fd   int
+	path string
+}
+
+// openPinDir opens the directory, makes it if it is missing, and refuses one
+// that is not root's alone. It is a private mount of its own, since a mount
+// namespace cannot be pinned below a shared one.
+func openPinDir(path string) (*pinDir, error) {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("make template directory: %w", err)
+	}
+	open := func() (*pinDir, *unix.Statx_t, error) {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, nil, &os.PathError{Op: "open template directory", Path: path, Err: err}
+		}
+		var st unix.Statx_t
+		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &st); err != nil {
+			unix.Close(fd)
+			return nil, nil, &os.PathError{Op: "statx", Path: path, Err: err}
+		}
+		if st.Uid != 0 || st.Mode&0o7777 != 0o700 {
+			unix.Close(fd)
+			return nil, nil, fmt.Errorf("template directory %s has owner %d and mode %#o, want 0 and 0700: remove it or set another", path, st.Uid, st.Mode&0o7777)
+		}
+		return &pinDir{fd: fd, path: path}, &st, nil
+	}
+	d, st, err := open()
+	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return d, err
+	}
+	// The lock is on the inode, which the mount shares.
+	if err := d.lock(); err != nil {
+		d.Close()
+		return nil, err
+	}
+	defer d.Close()
+	again, st, err := open()
+	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return again, err
+	}
+	again.Close()
+	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
+		return nil, &os.PathError{Op: "bind template directory", Path: path, Err: err}
+	}
+	if err := unix.Mount("", path, "", unix.MS_PRIVATE, ""); err != nil {
+		return nil, &os.PathError{Op: "make template directory private", Path: path, Err: err}
+	}
+	mounted, _, err := open()
+	return mounted, err
+}
+
+// Close gives up the handle and the lock.
+func (d *pinDir) Close() { unix.Close(d.fd) }
+
+func (d *pinDir) lock() error {
+	for {
+		err := unix.Flock(d.fd, unix.LOCK_EX)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return &os.PathError{Op: "lock template directory", Path: d.path, Err: err}
+		}
+		return nil
+	}
+}
+
+// record is what identifies a pinned namespace: the kernel never uses an id
+// twice, so a pin with another id is not the one that was built.
+type record struct {
+	ID     uint64 // 0: the kernel cannot tell (before Linux 6.12)
+	Inode  uint64
+	Mounts uint32
+}
+
+// nsGetInfo is NS_MNT_GET_INFO (Linux 6.12).
+const nsGetInfo = 0x8010b70a
+
+func describe(fd int) (record, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return record{}, os.NewSyscallError("fstatfs", err)
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return record{}, errors.New("no namespace")
+	}
+	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
+	if err != nil {
+		return record{}, os.NewSyscallError("NS_GET_NSTYPE", err)
+	}
+	if kind != unix.CLONE_NEWNS {
+		return record{}, fmt.Errorf("namespace of type %#x", kind)
+	}
+	var st, own unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return record{}, os.NewSyscallError("fstat", err)
+	}
+	if err := unix.Stat("/proc/thread-self/ns/mnt", &own); err != nil {
+		return record{}, &os.PathError{Op: "stat", Path: "/proc/thread-self/ns/mnt", Err: err}
+	}
+	if st.Dev == own.Dev && st.Ino == own.Ino {
+		return record{}, errors.New("the launcher's own mount namespace")
+	}
+	if err := ownUserNamespace(fd); err != nil {
+		return record{}, err
+	}
+	r := record{Inode: st.Ino}
+	var info struct {
+		size, mounts uint32
+		id           uint64
+	}
+	info.size = uint32(unsafe.Sizeof(info))
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), nsGetInfo, uintptr(unsafe.Pointer(&info))); errno == 0 {
+		r.ID, r.Mounts = info.id, info.mounts
+	}
+	return r, nil
+}
+
+// ownUserNamespace refuses a namespace that another user namespace owns: its
+// mounts could be changed from there.
+func ownUserNamespace(fd int) error {
+	owner, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS)
+	if err != nil {
+		return os.NewSyscallError("NS_GET_USERNS", err)
+	}
+	defer unix.Close(owner)
+	var a, b unix.Stat_t
+	if err := unix.Fstat(owner, &a); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	if err := unix.Stat("/proc/thread-self/ns/user", &b); err != nil {
+		return &os.PathError{Op: "stat", Path: "/proc/thread-self/ns/user", Err: err}
+	}
+	if a.Dev != b.Dev || a.Ino != b.Ino {
+		return errors.New("owned by another user namespace")
+	}
+	return nil
+}
+
+// pinned returns the namespace of a usable pin, nil if there is none. Anything
+// that is off makes it unusable, never an error: it is built again.
+func (d *pinDir) pinned(name string) *os.File {
+	// O_NONBLOCK: a FIFO in its place must not block the open.
+	fd, err := unix.Openat(d.fd, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	want, err := d.readRecord(name)
+	if err == nil {
+		var have record
+		if have, err = describe(fd); err == nil && have == want {
+			return os.NewFile(uintptr(fd), "template "+name)
+		}
+	}
+	unix.Close(fd)
+	return nil
+}
+
+func (d *pinDir) readRecord(name string) (record, error) {
+	var r record
+	fd, err := unix.Openat(d.fd, name+".json", unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return r, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return r, err
+	}
+	if st.Mode != unix.S_IFREG|0o600 || st.Uid != 0 {
+		return r, fmt.Errorf("record of template %s has mode %#o and owner %d", name, st.Mode, st.Uid)
+	}
+	buf := make([]byte, 512)
+	n, err := unix.Read(fd, buf)
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(buf[:n], &r)
+}
+
+// pin binds a namespace to its name. The caller holds the lock.
+func (d *pinDir) pin(name string, ns *os.File) error {
+	d.unpin(name)
+	r, err := describe(int(ns.Fd()))
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name string
+		text []byte
+	}{{name + ".json", text}, {name, nil}} {
+		fd, err := unix.Openat(d.fd, f.name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return &os.PathError{Op: "make", Path: filepath.Join(d.path, f.name), Err: err}
+		}
+		err = unix.Fchmod(fd, 0o600)
+		if err == nil && len(f.text) > 0 {
+			_, err = unix.Write(fd, f.text)
+		}
+		unix.Close(fd)
+		if err != nil {
+			d.unpin(name)
+			return &os.PathError{Op: "write", Path: filepath.Join(d.path, f.name), Err: err}
+		}
+	}
+	target := fmt.Sprintf("/proc/thread-self/fd/%d/%s", d.fd, name)
+	source := fmt.Sprintf("/proc/thread-self/fd/%d", ns.Fd())
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		d.unpin(name)
+		return &os.PathError{Op: "pin template at", Path: filepath.Join(d.path, name), Err: err}
+	}
+	return nil
+}
+
+// unpin removes whatever stands at a template's name, several mounts over each
+// other included. Jails that run from it keep their copies.
+func (d *pinDir) unpin(name string) {
+	target := fmt.Sprintf("/proc/thread-self/fd/%d/%s", d.fd, name)
+	for unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) == nil {
+	}
+	for _, n := range []string{name, name + ".json"} {
+		if err := unix.Unlinkat(d.fd, n, 0); errors.Is(err, unix.EISDIR) {
+			_ = unix.Unlinkat(d.fd, n, unix.AT_REMOVEDIR)
+		}
+	}
+}
+
+// Drop removes every pin of the directory, and the directory once it is empty.
+// It returns the names of the templates that were dropped. Running jails are
+// not touched, and a process that has a template open keeps it.
+func (c *Cache) Drop() ([]string, error) {
+	if _, err := os.Lstat(c.dir()); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	d, err := openPinDir(c.dir())
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	if err := d.lock(); err != nil {
+		return nil, err
+	}
+	names, err := os.ReadDir(c.dir())
+	if err != nil {
+		return nil, err
+	}
+	var dropped []string
+	for _, n := range names {
+		name := n.Name()
+		if len(name) != 32 {
+			continue
+		}
+		if _, err := hex.DecodeString(name); err != nil {
+			continue
+		}
+		d.unpin(name)
+		dropped = append(dropped, name)
+	}
+	if err := unix.Unmount(c.dir(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+		return dropped, &os.PathError{Op: "unmount", Path: c.dir(), Err: err}
+	}
+	if err := os.Remove(c.dir()); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, os.ErrNotExist) {
+		return dropped, err
+	}
+	return dropped, nil
+}
