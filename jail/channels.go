@@ -35,7 +35,7 @@ func newChannels(files []*os.File, theirs *closers) (*channels, error) {
 		fault:    make(chan error, 2),
 	}
 	for i, ours := range []**os.File{&c.start, &c.call} {
-		our, their, err := socketpair([]string{"start channel", "call channel"}[i])
+		our, their, err := wire.Pair()
 		if err != nil {
 			c.close()
 			return nil, err
@@ -111,7 +111,7 @@ func noTools(_ context.Context, req wire.Request) (wire.Response, error) {
 // gone tells an end of file, in a frame or between two, from a fault of the
 // protocol: a guest that was killed while it wrote is not at fault.
 func gone(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrClosed) || isReset(err)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrClosed)
 }
 
 // channelGrace is how long the end of a channel may come before the end of

@@ -18,6 +18,7 @@ import (
 	"example.com/jail/jail/jailinit"
 	"example.com/jail/rootfs"
 	"example.com/jail/seccomp"
+	"example.com/jail/wire"
 )
 
 // Ids on the host. A run takes an even one for its program and the next for
@@ -224,7 +225,7 @@ func (j *Jail) launch(ctx context.Context, template *rootfs.Template, filter *se
 			return setupError("channels", err)
 		}
 	}
-	control, end, err := socketpair("control")
+	control, end, err := wire.Pair()
 	if err != nil {
 		return setupError("control", err)
 	}
@@ -334,8 +335,7 @@ func (j *Jail) handshake(request []byte) error {
 				return setupError("clone", err)
 			}
 		case jailinit.Failed:
-			stage := jailinit.Stage(m.A)
-			return &SetupError{Stage: stage.String(), Index: int(m.B), Err: syscall.Errno(m.C)}
+			return j.initFault(m)
 		case jailinit.Started:
 			j.released = int64(m.T)
 			j.tmpSize(int64(m.U))
@@ -348,6 +348,18 @@ func (j *Jail) handshake(request []byte) error {
 			return setupError("control", fmt.Errorf("unexpected message %d of the init", m.Kind))
 		}
 	}
+}
+
+// initFault names the object of a step that failed in the init.
+func (j *Jail) initFault(m jailinit.Message) error {
+	stage, errno := jailinit.Stage(m.A), error(syscall.Errno(m.C))
+	switch stage {
+	case jailinit.StageExec:
+		errno = fmt.Errorf("%s: %w", clip(j.spec.Args[0]), errno)
+	case jailinit.StageWorkdir:
+		errno = fmt.Errorf("%s: %w", clip(j.spec.Dir), errno)
+	}
+	return &SetupError{Stage: stage.String(), Index: int(m.B), Err: errno}
 }
 
 // receive reads one message of the init.
@@ -427,21 +439,6 @@ func pipe(writes bool) (r, w *os.File, err error) {
 		return nil, nil, os.NewSyscallError("fcntl", err)
 	}
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
-}
-
-// socketpair makes a stream socket pair; ours is non-blocking before it becomes
-// a File, so that Close ends a Read that is under way (W66).
-func socketpair(name string) (ours, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
-	}
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		unix.Close(fds[0])
-		unix.Close(fds[1])
-		return nil, nil, os.NewSyscallError("fcntl", err)
-	}
-	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name), nil
 }
 
 // dismantle removes whatever set-up had made when it failed. It is safe on a

@@ -341,6 +341,14 @@ func (p *plan) layRoot(root string) error {
 				return fmt.Errorf("make bind target: %w", err)
 			}
 		}
+		// The work directory's tmpfs allows devices, for /dev alone.
+		if err := mount(root, root, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV}
+		if err := unix.MountSetattr(unix.AT_FDCWD, root, 0, &attr); err != nil {
+			return &os.PathError{Op: "mount_setattr", Path: root, Err: err}
+		}
 		return nil
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, p.Dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
@@ -383,6 +391,9 @@ func (p *plan) coveredBy(target string) string {
 		}
 	}
 	for _, b := range p.Binds {
+		if b.Target == target {
+			break
+		}
 		if below(target, b.Target) {
 			return b.Target
 		}
@@ -401,8 +412,8 @@ func (p *plan) checkTargets(root string) error {
 		return &os.PathError{Op: "open", Path: root, Err: err}
 	}
 	defer unix.Close(dir)
-	need := func(at int, target string, directory bool, fix string) error {
-		fd, err := unix.Openat2(at, "."+target, &unix.OpenHow{
+	need := func(at int, inside, target string, directory bool, fix string) error {
+		fd, err := unix.Openat2(at, "."+inside, &unix.OpenHow{
 			Flags:   unix.O_PATH | unix.O_CLOEXEC,
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 		})
@@ -423,27 +434,32 @@ func (p *plan) checkTargets(root string) error {
 		return nil
 	}
 	for _, d := range []string{"/proc", "/dev", "/tmp"} {
-		if err := need(dir, d, true, "make the directory in it"); err != nil {
+		if err := need(dir, d, d, true, "make the directory in it"); err != nil {
 			return err
 		}
 	}
+	covers := p.covers()
 	for _, b := range p.Binds {
 		if b.Late {
 			continue
 		}
-		at, target := dir, b.Target
-		for _, cover := range p.covers() {
-			if below(target, cover.target) && target != b.Source {
-				fd, err := unix.Open(cover.source, unix.O_PATH|unix.O_CLOEXEC, 0)
-				if err != nil {
-					return &os.PathError{Op: "open", Path: cover.source, Err: err}
-				}
-				defer unix.Close(fd)
-				at, target = fd, strings.TrimPrefix(target, cover.target)
+		at, inside := dir, b.Target
+		for _, cover := range covers {
+			if !below(b.Target, cover.target) {
+				continue
 			}
+			fd, err := unix.Open(cover.source, unix.O_PATH|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return &os.PathError{Op: "open", Path: cover.source, Err: err}
+			}
+			defer unix.Close(fd)
+			at, inside = fd, strings.TrimPrefix(b.Target, cover.target)
 		}
-		if err := need(at, target, b.Directory, "make it there first, or bind to another path"); err != nil {
-			return fmt.Errorf("bind to %s: %w", b.Target, err)
+		if err := need(at, inside, b.Target, b.Directory, "make it there first, or bind to another path"); err != nil {
+			return err
+		}
+		if b.Directory {
+			covers = append(covers, cover{b.Target, b.Source})
 		}
 	}
 	return nil
@@ -451,18 +467,12 @@ func (p *plan) checkTargets(root string) error {
 
 type cover struct{ target, source string }
 
-// covers lists what is mounted over the root before the binds are checked, from
-// the outermost to the innermost.
+// covers lists what of the host view is mounted over the root before the binds.
 func (p *plan) covers() []cover {
 	var list []cover
 	for _, e := range p.Host {
 		if e.Kind == hostBind {
 			list = append(list, cover{e.Path, e.Path})
-		}
-	}
-	for _, b := range p.Binds {
-		if b.Directory && !b.Late {
-			list = append(list, cover{b.Target, b.Source})
 		}
 	}
 	return list

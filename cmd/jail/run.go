@@ -12,14 +12,13 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"example.com/jail/guest/node"
 	"example.com/jail/guest/python"
 	"example.com/jail/invoke"
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
-	"example.com/jail/wire/execwire"
 )
 
 func (a *app) runCommand() *cobra.Command {
@@ -41,7 +40,7 @@ given, its output goes to standard output and standard error.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.execute(c.Context(), &o, func(s *jail.Spec) (func(), error) {
 				s.Args = args
-				return nil, nil
+				return func() {}, nil
 			})
 		},
 	}
@@ -70,7 +69,7 @@ guest is chosen by the file's name (.py: Python, .mjs: Node.js) or by --guest.`,
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.execute(c.Context(), &o, func(s *jail.Spec) (func(), error) {
-				return prepareScript(s, args[0], guest, o.tools)
+				return prepareScript(c.Context(), s, args[0], guest, o.tools)
 			})
 		},
 	}
@@ -83,13 +82,12 @@ guest is chosen by the file's name (.py: Python, .mjs: Node.js) or by --guest.`,
 var guests = map[string]struct {
 	file   string
 	source []byte
-	args   func(path string) []string
+	argv   func(path string) []string
 }{
-	".py":  {python.FileName, python.Source, python.Args},
-	".mjs": {node.FileName, node.Source, node.Args},
+	python.Suffix: {python.FileName, python.Source, python.Argv},
 }
 
-func prepareScript(s *jail.Spec, file, guest, tools string) (cleanUp func(), err error) {
+func prepareScript(ctx context.Context, s *jail.Spec, file, guest, tools string) (cleanUp func(), err error) {
 	program, err := readProgram(file)
 	if err != nil {
 		return nil, err
@@ -102,15 +100,18 @@ func prepareScript(s *jail.Spec, file, guest, tools string) (cleanUp func(), err
 		if !ok {
 			return nil, refusal("guest", fmt.Sprintf("no guest for %s", file), "name the file .py or .mjs, or give --guest COMMAND")
 		}
-		s.Root.Files = []rootfs.File{{Name: g.file, Data: g.source}}
-		s.Args = g.args(rootfs.FilesDir + "/" + g.file)
+		s.Args = g.argv(rootfs.FilesDir + "/" + g.file)
 	}
 	if tools == "" {
-		return nil, nil
+		return func() {}, nil
 	}
-	t, err := invoke.LoadFile(context.Background(), tools, nil, invoke.Options{})
+	f, err := invoke.LoadFile(tools)
 	if err != nil {
 		return nil, refusal("tools", "--tools "+err.Error(), "correct the tools file")
+	}
+	t, err := f.Open(ctx, nil, invoke.Options{})
+	if err != nil {
+		return nil, refusal("tools", "--tools "+err.Error(), "see that its servers can be started")
 	}
 	s.Script.Tools = t
 	return func() { _ = t.Close() }, nil
@@ -152,10 +153,6 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		fmt.Fprintf(a.stderr, "jail: %v\n", err)
 		return &exitError{exitFailed}
 	}
-	var events *execwire.Encoder
-	if o.events {
-		events = execwire.NewEncoder(a.stdout, "")
-	}
 	r, err := func() (*jail.Report, error) {
 		spec, err := o.spec()
 		if err != nil {
@@ -165,8 +162,10 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		if err != nil {
 			return jail.NewReport("", err), err
 		}
-		if cleanUp != nil {
-			defer cleanUp()
+		defer cleanUp()
+		// The same root for every command: one template serves them all.
+		for _, g := range guests {
+			spec.Root.Files = append(spec.Root.Files, rootfs.File{Name: g.file, Data: g.source})
 		}
 		if o.stdin {
 			spec.Stdin = a.stdin
@@ -174,7 +173,6 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		spec.Stdout, spec.Stderr = a.stdout, a.stderr
 		return jail.Run(ctx, spec)
 	}()
-	_ = events
 	a.explain(r, err)
 	if werr := report(r); werr != nil {
 		fmt.Fprintf(a.stderr, "jail: write report: %v\n", werr)
@@ -274,6 +272,25 @@ func (a *app) reportUsage(args []string, err error) {
 	if openErr != nil {
 		fmt.Fprintf(a.stderr, "jail: %v\n", openErr)
 	}
+}
+
+// budgetFlags are the budget items that flags set, for reports of flags that
+// cannot be parsed.
+var budgetFlags = map[string]jail.Item{
+	"memory": jail.ItemMemory, "wall": jail.ItemWall, "cpu-time": jail.ItemCPUTime, "cpus": jail.ItemCPUs,
+	"pids": jail.ItemPIDs, "output": jail.ItemOutput, "tmp": jail.ItemTmp, "calls": jail.ItemCalls, "call-bytes": jail.ItemBytes,
+}
+
+func usageItem(err error) string {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return "usage"
+	}
+	name := invalid.GetFlag().Name
+	if item, ok := budgetFlags[name]; ok {
+		return string(item)
+	}
+	return name
 }
 
 // exitCode follows the table of the documentation.

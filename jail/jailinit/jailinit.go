@@ -214,13 +214,16 @@ func Decode(b []byte) (Message, error) {
 // Stage names a step of set-up; it is what a report shows of a failed one.
 type Stage int32
 
-// StageExec is the step at which the program itself could not be executed.
-const StageExec Stage = 15
+// Stages whose object the launcher names.
+const (
+	StageWorkdir Stage = 13
+	StageExec    Stage = 15 // the program itself could not be executed
+)
 
 var stageNames = [...]string{
 	1: "request", 2: "proc", 3: "template", 4: "clone", 5: "idmap",
 	6: "cgroup", 7: "ids", 8: "hostname", 9: "mount", 10: "rlimit",
-	11: "caps", 12: "seccomp", 13: "workdir", 14: "fork", StageExec: "exec",
+	11: "caps", 12: "seccomp", StageWorkdir: "workdir", 14: "fork", StageExec: "exec",
 }
 
 func (s Stage) String() string {

@@ -1,0 +1,5 @@
+package jail_test
+
+import "runtime"
+
+func lockForever() { runtime.LockOSThread() }
