@@ -45,7 +45,7 @@ check: setup $(INIT)
 	$(GO) run $(STATICCHECK) $(GOFLAGS_) ./...
 
 bench: setup-bench build
-	$(GO) test $(GOFLAGS_) -count=1 -run '^TestBenchmark' -v ./integration/bench -bench-jail=$(CURDIR)/bin/jail
+	$(GO) run $(GOFLAGS_) ./integration/bench -jail bin/jail
 	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms ./wire/... ./seccomp ./cgroup
 
 fuzz: setup $(INIT)

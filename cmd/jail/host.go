@@ -62,10 +62,11 @@ func (a *app) gcCommand() *cobra.Command {
 		Use:   "gc",
 		Short: "Remove what a killed launcher left behind",
 		Long: `Remove cgroups of launchers that are dead, and all templates kept for later
-runs. Running jails are not touched.`,
+runs in /run/jail, or in the directory that JAIL_TEMPLATES names. Running jails
+are not touched.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			groups, templates, err := jail.Collect(nil)
+			groups, templates, err := jail.Collect(templates())
 			for _, g := range groups {
 				fmt.Fprintf(a.stdout, "removed cgroup %s\n", g)
 			}

@@ -170,6 +170,7 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		if o.stdin {
 			spec.Stdin = a.stdin
 		}
+		spec.Templates = templates()
 		spec.Stdout, spec.Stderr = a.stdout, a.stderr
 		return jail.Run(ctx, spec)
 	}()
@@ -184,6 +185,11 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 	a.code = exitCode(r)
 	return nil
 }
+
+// templatesEnv names another directory for pinned templates than the default.
+const templatesEnv = "JAIL_TEMPLATES"
+
+func templates() *rootfs.Cache { return &rootfs.Cache{Dir: os.Getenv(templatesEnv)} }
 
 // explain says in one line why a run did not end by itself.
 func (a *app) explain(r *jail.Report, err error) {
