@@ -9,12 +9,9 @@ import (
 
 // Collect removes what killed launchers left behind: cgroups below the caller's
 // own whose maker is dead, with whatever is still in them, and the pinned
-// templates of a cache (nil: the default one). Running jails are not touched.
+// templates of a cache. Running jails are not touched.
 // It returns the names of what it removed, also beside an error.
 func Collect(cache *rootfs.Cache) (groups, templates []string, err error) {
-	if cache == nil {
-		cache = &rootfs.Cache{}
-	}
 	host, groupErr := cgroup.Probe()
 	if groupErr == nil {
 		groups, groupErr = host.Collect()

@@ -3,8 +3,10 @@ package jail
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +36,10 @@ func Preflight() []Check {
 func needs() []Check {
 	return []Check{rootCheck(), namespaceCheck(), kernelCheck()}
 }
+
+// needsMet remembers that this process may make jails: what it rests on does not
+// go away but by root's own doing, which set-up then reports.
+var needsMet atomic.Bool
 
 func rootCheck() Check {
 	c := Check{Item: "privileges", By: "root with CAP_SYS_ADMIN", Enforceable: true}
@@ -112,7 +118,7 @@ func budgetChecks(b *Budget) []Check {
 	var table []Check
 	host, probeErr := cgroup.Probe()
 	controller := func(item Item, c cgroup.Controller) {
-		if b != nil && b.asked(item) == 0 {
+		if b != nil && b.asked(item) <= 0 {
 			return
 		}
 		row := Check{Item: string(item)}
@@ -126,7 +132,7 @@ func budgetChecks(b *Budget) []Check {
 		table = append(table, row)
 	}
 	always := func(item Item, by string) {
-		if b == nil || b.asked(item) != 0 {
+		if b == nil || b.asked(item) > 0 {
 			table = append(table, Check{Item: string(item), Enforceable: true, By: by})
 		}
 	}
@@ -158,37 +164,43 @@ const (
 	byClock    = "CLOCK_MONOTONIC timers in the launcher and in pid 1"
 	byLauncher = "launcher"
 	byTmpfs    = "tmpfs size"
+	byCPUCount = "launcher, by the leaf's cpu time"
 )
 
-// preflight refuses a spec that is wrong or that the host cannot enforce, with
-// every item that fails. It returns the items that go unenforced because the
-// spec allows it.
-func (s *Spec) preflight() (map[Item]bool, error) {
+// preflight refuses a spec that is wrong, or a host that lacks what every jail
+// rests on, with every item that fails. Whether the host enforces the budget is
+// found out by making the leaf, so that a good run pays for no probe.
+func (s *Spec) preflight() error {
 	bad := s.check()
-	for _, c := range needs() {
-		if !c.Enforceable {
-			bad = append(bad, Refusal{Item: c.Item, Reason: c.Reason, Fix: c.Fix})
+	if !needsMet.Load() {
+		met := true
+		for _, c := range needs() {
+			if !c.Enforceable {
+				met = false
+				bad = append(bad, Refusal{Item: c.Item, Reason: c.Reason, Fix: c.Fix})
+			}
 		}
+		needsMet.Store(met)
 	}
-	if len(bad) > 0 {
-		return nil, &RefusedError{Items: bad}
+	if len(bad) == 0 {
+		return nil
 	}
-	allowed := map[Item]bool{}
-	for _, i := range s.AllowUnenforced {
-		allowed[i] = true
-	}
-	given := map[Item]bool{}
+	budget, _ := s.unenforceable()
+	return &RefusedError{Items: append(bad, budget...)}
+}
+
+// unenforceable returns the budget items that this host cannot enforce: those
+// that refuse the run, and those that the spec gives up.
+func (s *Spec) unenforceable() (bad []Refusal, given map[Item]bool) {
+	given = map[Item]bool{}
 	for _, c := range budgetChecks(&s.Budget) {
 		switch {
 		case c.Enforceable:
-		case allowed[Item(c.Item)]:
+		case slices.Contains(s.AllowUnenforced, Item(c.Item)):
 			given[Item(c.Item)] = true
 		default:
 			bad = append(bad, Refusal{Item: c.Item, Reason: c.Reason, Fix: c.Fix + "; or give it up with --allow-unenforced " + c.Item})
 		}
 	}
-	if len(bad) > 0 {
-		return nil, &RefusedError{Items: bad}
-	}
-	return given, nil
+	return bad, given
 }

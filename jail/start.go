@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -69,13 +70,15 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	unenforced, err := spec.preflight()
-	if err != nil {
+	if spec.Seccomp == nil {
+		go func() { _, _ = defaultFilter() }() // 3 ms, beside what follows
+	}
+	if err := spec.preflight(); err != nil {
 		return nil, err
 	}
 	collectOnce()
 	j := &Jail{spec: spec, kill: make(chan struct{}), done: make(chan struct{})}
-	if err := j.setUp(ctx, unenforced); err != nil {
+	if err := j.setUp(ctx); err != nil {
 		j.dismantle()
 		return nil, err
 	}
@@ -95,15 +98,11 @@ func Run(ctx context.Context, spec Spec) (*Report, error) {
 
 func setupError(stage string, err error) error { return &SetupError{Stage: stage, Err: err} }
 
-// setUp makes everything that the jail consists of, in order: template, leaf,
+// setUp makes everything that the jail consists of, in order: leaf, template,
 // descriptors, init. What it made is in j, for dismantle.
-func (j *Jail) setUp(ctx context.Context, unenforced map[Item]bool) error {
-	filter := j.spec.Seccomp
-	if filter == nil {
-		var err error
-		if filter, err = defaultFilter(); err != nil {
-			return setupError("seccomp", err)
-		}
+func (j *Jail) setUp(ctx context.Context) error {
+	if err := j.makeLeaf(); err != nil {
+		return err
 	}
 	cache := j.spec.Templates
 	if cache == nil {
@@ -116,81 +115,111 @@ func (j *Jail) setUp(ctx context.Context, unenforced map[Item]bool) error {
 		}
 		return setupError("template", err)
 	}
-	if err := j.makeLeaf(unenforced); err != nil {
-		return err
+	filter := j.spec.Seccomp
+	if filter == nil {
+		if filter, err = defaultFilter(); err != nil {
+			return setupError("seccomp", err)
+		}
+	} else if template.WritesAsRoot() {
+		return &RefusedError{Items: []Refusal{{
+			Item:   "bind",
+			Reason: "a writable bind of a directory of root, without the default seccomp profile that denies set-uid files",
+			Fix:    "give the directory to another user, bind it read-only, or use the default profile",
+		}}}
 	}
 	return j.launch(ctx, template, filter)
 }
 
-// makeLeaf claims a name that no run has and makes the leaf with its limits.
-func (j *Jail) makeLeaf(unenforced map[Item]bool) error {
+// makeLeaf makes the leaf with the budget's limits. A host that cannot hold one
+// of them refuses the run, unless the spec gives that one up.
+func (j *Jail) makeLeaf() error {
 	host, err := cgroup.Probe()
 	if err != nil {
 		return setupError("cgroup", err)
 	}
-	b := j.spec.Budget
-	limits := cgroup.Limits{Memory: b.MaxMemory, Pids: b.MaxPIDs, CPUs: b.CPUs, CPUTime: b.CPUTime > 0}
-	if limits.Pids > 0 {
-		limits.Pids++ // the init's
-	}
-	if unenforced[ItemMemory] {
-		limits.Memory = 0
-	}
-	if unenforced[ItemPIDs] {
-		limits.Pids = 0
-	}
-	if unenforced[ItemCPUs] {
-		limits.CPUs = 0
-	}
-	if unenforced[ItemCPUTime] {
-		limits.CPUTime = false
-	}
-	for range 100 {
-		var b [4]byte
-		_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-		j.number = binary.NativeEndian.Uint32(b[:]) % (idSpan / 2)
-		j.id = fmt.Sprintf("%s%07x", cgroup.Prefix, j.number)
-		j.leaf, err = host.NewLeaf(j.id, limits)
-		if !errors.Is(err, cgroup.ErrExist) {
-			break
+	given := map[Item]bool{}
+	err = j.claimLeaf(host, given)
+	var missing *cgroup.UnsupportedError
+	if errors.As(err, &missing) {
+		var bad []Refusal
+		if bad, given = j.spec.unenforceable(); len(bad) > 0 {
+			return &RefusedError{Items: bad}
 		}
+		err = j.claimLeaf(host, given)
 	}
 	if err != nil {
-		j.leaf = nil
 		return setupError("cgroup", err)
 	}
-	j.budget = j.budgetLines(unenforced)
+	j.budget = j.budgetLines(given)
 	return nil
+}
+
+// claimLeaf makes a leaf of a name that no run has, with the limits that are
+// not given up.
+func (j *Jail) claimLeaf(host *cgroup.Host, given map[Item]bool) error {
+	b := j.spec.Budget
+	var limits cgroup.Limits
+	if !given[ItemMemory] {
+		limits.Memory = b.MaxMemory
+	}
+	if b.MaxPIDs > 0 && !given[ItemPIDs] {
+		limits.Pids = b.MaxPIDs + 1 // the init's
+	}
+	if !given[ItemCPUs] {
+		limits.CPUs = b.CPUs
+	}
+	limits.CPUTime = b.CPUTime > 0 && !given[ItemCPUTime]
+	for {
+		var n [4]byte
+		_, _ = rand.Read(n[:]) // never fails (crypto/rand)
+		j.number = binary.NativeEndian.Uint32(n[:]) % (idSpan / 2)
+		j.id = fmt.Sprintf("%s%07x", cgroup.Prefix, j.number)
+		leaf, err := host.NewLeaf(j.id, limits)
+		if errors.Is(err, cgroup.ErrExist) {
+			continue
+		}
+		if err == nil {
+			j.leaf = leaf
+		}
+		return err
+	}
 }
 
 // controllerOf tells which controller's values stand for a budget item.
 var controllerOf = map[Item]cgroup.Controller{
-	ItemMemory: cgroup.Memory, ItemPIDs: cgroup.Pids, ItemCPUs: cgroup.CPU, ItemCPUTime: cgroup.CPUAcct,
+	ItemMemory: cgroup.Memory, ItemPIDs: cgroup.Pids, ItemCPUs: cgroup.CPU,
+}
+
+// mechanisms of items that no value of a cgroup stands for.
+var mechanisms = map[Item]string{
+	ItemWall: byClock, ItemCPUTime: byCPUCount, ItemOutput: byLauncher, ItemTmp: byTmpfs, ItemCalls: byLauncher, ItemBytes: byLauncher,
 }
 
 // budgetLines echoes what was asked for and what the kernel made of it.
-func (j *Jail) budgetLines(unenforced map[Item]bool) []BudgetLine {
+func (j *Jail) budgetLines(given map[Item]bool) []BudgetLine {
 	lines := []BudgetLine{}
 	applied := j.leaf.Applied()
-	for _, c := range budgetChecks(&j.spec.Budget) {
-		item := Item(c.Item)
-		line := BudgetLine{Item: item, Asked: j.spec.Budget.asked(item)}
-		if !unenforced[item] {
-			line.EnforcedBy, line.ReadBack = c.By, line.Asked
-			for _, a := range applied {
-				if a.Controller != controllerOf[item] {
-					continue
-				}
-				switch item {
-				case ItemMemory:
-					line.EnforcedBy, line.ReadBack = a.File, float64(a.Read)
-				case ItemPIDs:
-					line.EnforcedBy, line.ReadBack = a.File+", less one for the init", float64(a.Read-1)
-				case ItemCPUs:
-					line.EnforcedBy, line.ReadBack = a.File, line.Asked*float64(a.Read)/float64(a.Wrote)
-				}
-				break
+	for _, item := range Items() {
+		asked := j.spec.Budget.asked(item)
+		if asked == 0 {
+			continue
+		}
+		line := BudgetLine{Item: item, Asked: asked}
+		if c, ok := controllerOf[item]; ok && !given[item] {
+			// The first value is the limit; others (swap, OOM group) belong to it.
+			i := slices.IndexFunc(applied, func(a cgroup.Applied) bool { return a.Controller == c })
+			a := applied[i]
+			line.EnforcedBy = a.File
+			switch item {
+			case ItemMemory:
+				line.ReadBack = float64(a.Read)
+			case ItemPIDs:
+				line.EnforcedBy, line.ReadBack = a.File+", less one for the init", float64(a.Read-1)
+			case ItemCPUs:
+				line.ReadBack = asked * float64(a.Read) / float64(a.Wrote)
 			}
+		} else if !given[item] {
+			line.EnforcedBy, line.ReadBack = mechanisms[item], asked
 		}
 		lines = append(lines, line)
 	}

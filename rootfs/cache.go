@@ -25,9 +25,10 @@ const templateIDs = 0x50000000
 // Template is a finished root. Its namespace lives as long as the process; the
 // value is safe for concurrent use.
 type Template struct {
-	ns    *os.File
-	late  []Late
-	owner uint32
+	ns         *os.File
+	late       []Late
+	owner      uint32
+	rootWrites bool
 }
 
 // Namespace returns the descriptor of the mount namespace, for setns(2) in a
@@ -41,6 +42,11 @@ func (t *Template) Late() []Late { return t.late }
 // OwnerID returns the host uid and gid that sources of this template map their
 // owner to, or 0 if it maps none and each run may have ids of its own.
 func (t *Template) OwnerID() uint32 { return t.owner }
+
+// WritesAsRoot tells whether the program can create files of the host that
+// belong to root: a writable bind whose source root owns. A filter has to keep
+// it from making them set-uid.
+func (t *Template) WritesAsRoot() bool { return t.rootWrites }
 
 // Cache holds the templates of one process and their pins on disk. The zero
 // value pins in DefaultDir. It is safe for concurrent use, also by several
@@ -92,7 +98,7 @@ func (c *Cache) Open(cfg Config) (*Template, error) {
 	e.once.Do(func() {
 		var ns *os.File
 		if ns, e.err = c.obtain(p, name); e.err == nil {
-			e.t = &Template{ns: ns, late: p.late(), owner: p.OwnerID}
+			e.t = &Template{ns: ns, late: p.late(), owner: p.OwnerID, rootWrites: p.rootWrites()}
 		}
 	})
 	if e.err != nil {

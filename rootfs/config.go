@@ -234,7 +234,16 @@ func (p *plan) name() (string, error) {
 // the program, so that jails of it share one host id.
 func (p *plan) idmapped() bool { return p.Dir != "" || len(p.Binds) > 0 }
 
-// Late returns the binds that the init has to repeat.
+func (p *plan) rootWrites() bool {
+	for _, b := range p.Binds {
+		if b.Writable && (b.ID.UID == 0 || b.ID.GID == 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// late returns the binds that the init has to repeat.
 func (p *plan) late() []Late {
 	var l []Late
 	for i, b := range p.Binds {
