@@ -6,16 +6,23 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # runc_nocriu leaves checkpointing and its protobuf code out of libcontainer.
 TAGS        := runc_nocriu
 GOFLAGS_    := -tags $(TAGS)
+# Made by the build, never committed: the init's binary and the default filter.
 INIT        := jail/jailinit/jail-init
+FILTER      := seccomp/program_ahead.go
+MADE        := $(INIT) $(FILTER)
 TEST_TIMEOUT ?= 8m
 
 .PHONY: build run hostile test check vet bench fuzz setup setup-bench install clean
 
-build: setup $(INIT)
+build: setup $(MADE)
 	$(GO) build $(GOFLAGS_) -o bin/jail ./cmd/jail
 
 $(INIT): jail/jailinit/src/init.c jail/jailinit/src/Makefile
 	$(MAKE) --no-print-directory -C jail/jailinit/src
+
+$(FILTER): $(filter-out $(FILTER),$(wildcard seccomp/*.go seccomp/gen/*.go))
+	rm -f $@
+	$(GO) run $(GOFLAGS_) ./seccomp/gen $@
 
 # What building and running need, from Debian's packages.
 setup:
@@ -37,7 +44,7 @@ hostile: build
 test: setup-test check
 	./scripts/test.sh $(TEST_TIMEOUT)
 
-check: setup $(INIT)
+check: setup $(MADE)
 	@echo "formatting, vet, staticcheck"
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
 	$(GO) mod verify >/dev/null
@@ -48,11 +55,11 @@ bench: setup-bench build
 	$(GO) run $(GOFLAGS_) ./integration/bench -jail bin/jail
 	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms ./wire/... ./seccomp ./cgroup
 
-fuzz: setup $(INIT)
+fuzz: setup $(MADE)
 	./scripts/fuzz.sh
 
 install: build
 	install -D -m 0755 bin/jail $(DESTDIR)/usr/local/bin/jail
 
 clean:
-	rm -rf bin $(INIT)
+	rm -rf bin $(MADE)

@@ -38,7 +38,7 @@ const setupTimeout = 30 * time.Second
 var templates rootfs.Cache
 
 var defaultFilter = sync.OnceValues(func() (*seccomp.Filter, error) {
-	return seccomp.Compile(seccomp.Default())
+	return seccomp.Load("default")
 })
 
 // collectOnce removes what dead launchers left, once per process and beside
@@ -71,7 +71,7 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 		return nil, err
 	}
 	if spec.Seccomp == nil {
-		go func() { _, _ = defaultFilter() }() // 3 ms, beside what follows
+		go func() { _, _ = defaultFilter() }() // may take 3 ms, beside what follows
 	}
 	if err := spec.preflight(); err != nil {
 		return nil, err
