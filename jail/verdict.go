@@ -40,7 +40,8 @@ func (j *Jail) account(f *facts, rusage syscall.Rusage, ledger wire.Usage) *Repo
 	r.Calls.Reconciled = true
 	if f.result != nil {
 		r.Calls.ClaimedCalls, r.Calls.ClaimedBytes = int64(f.result.Calls), int64(f.result.Bytes)
-		r.Calls.Reconciled = r.Calls.ClaimedCalls == ledger.Accepted && r.Calls.ClaimedBytes == ledger.Bytes
+		// A guest counts what it sent, refused or not.
+		r.Calls.Reconciled = r.Calls.ClaimedCalls == ledger.Accepted+ledger.Refused && r.Calls.ClaimedBytes == ledger.Bytes
 	}
 	if f.exited {
 		r.Leftovers.Processes = int64(max(f.left, 0))

@@ -1,0 +1,22 @@
+package node
+
+import _ "embed"
+
+// Source is the guest. Callers must not change it.
+//
+//go:embed guest.mjs
+var Source []byte
+
+const (
+	// FileName is the name that Source should have in the jail. Node takes the
+	// suffix as the sign of an ES module.
+	FileName = "guest.mjs"
+	// Suffix is how the names of the programs end that this guest runs.
+	Suffix = ".mjs"
+)
+
+// Argv returns the command that runs the guest at path, a path in the jail.
+// node is searched for by the launcher's rules.
+func Argv(path string) []string {
+	return []string{"node", path}
+}
