@@ -33,7 +33,7 @@ type options struct {
 	tools   string
 	stdin   bool
 	report  string
-	events  bool
+	events  eventsValue
 	user    userValue
 }
 
@@ -65,7 +65,8 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.tools, "tools", "", "read the tools that the program may call from `FILE` (YAML or JSON)")
 	f.BoolVar(&o.stdin, "stdin", false, "pass standard input to the program (otherwise it is empty)")
 	f.StringVar(&o.report, "report", "", "write the report as JSON to `FILE`, - for standard output")
-	f.BoolVar(&o.events, "events", false, "write output and exit to standard output as JSON lines")
+	f.Var(&o.events, "events", "write output and exit to standard output as JSON lines, output as\nbase64, or with =utf8 as text")
+	f.Lookup("events").NoOptDefVal = "b64"
 	f.Var(&o.user, "user", "ids that the program sees (default 1000:1000)")
 	f.SortFlags = false
 }

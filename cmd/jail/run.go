@@ -19,6 +19,7 @@ import (
 	"example.com/jail/invoke"
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
+	"example.com/jail/wire/execwire"
 )
 
 func (a *app) runCommand() *cobra.Command {
@@ -153,6 +154,10 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		fmt.Fprintf(a.stderr, "jail: %v\n", err)
 		return &exitError{exitFailed}
 	}
+	var events *eventStream
+	if o.events != "" {
+		events = newEventStream(a.stdout, o.events)
+	}
 	r, err := func() (*jail.Report, error) {
 		spec, err := o.spec()
 		if err != nil {
@@ -172,8 +177,26 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		}
 		spec.Templates = templates()
 		spec.Stdout, spec.Stderr = a.stdout, a.stderr
-		return jail.Run(ctx, spec)
+		if events != nil {
+			spec.Stdout, spec.Stderr = events.output(execwire.Stdout), events.output(execwire.Stderr)
+		}
+		j, err := jail.Start(ctx, spec)
+		if err != nil {
+			return jail.NewReport("", err), err
+		}
+		if events != nil {
+			events.name(j.ID())
+		}
+		return j.Wait()
 	}()
+	if events != nil {
+		if err != nil {
+			events.name(r.ID)
+		}
+		if werr := events.exit(r, err); werr != nil {
+			fmt.Fprintf(a.stderr, "jail: %v\n", werr)
+		}
+	}
 	a.explain(r, err)
 	if werr := report(r); werr != nil {
 		fmt.Fprintf(a.stderr, "jail: write report: %v\n", werr)
@@ -212,7 +235,7 @@ func (a *app) openReport(o *options) (func(*jail.Report) error, error) {
 	case "":
 		return func(*jail.Report) error { return nil }, nil
 	case "-":
-		if o.events {
+		if o.events != "" {
 			return nil, errors.New("--report - and --events both write to standard output: give --report a file")
 		}
 		return a.writeReport, nil
@@ -269,11 +292,19 @@ func (a *app) reportUsage(args []string, err error) {
 			o.report = v
 		} else if arg == "--report" && i+1 < len(args) {
 			o.report = args[i+1]
+		} else if arg == "--events" || strings.HasPrefix(arg, "--events=") {
+			o.events = "b64"
 		}
 	}
+	r := jail.NewReport("", refusal(usageItem(err), oneLine(err.Error()), "see jail "+args[0]+" --help"))
 	write, openErr := a.openReport(&o)
 	if openErr == nil {
-		openErr = write(jail.NewReport("", refusal(usageItem(err), oneLine(err.Error()), "see jail "+args[0]+" --help")))
+		openErr = write(r)
+	}
+	if o.events != "" {
+		events := newEventStream(a.stdout, o.events)
+		events.name(r.ID)
+		openErr = errors.Join(openErr, events.exit(r, err))
 	}
 	if openErr != nil {
 		fmt.Fprintf(a.stderr, "jail: %v\n", openErr)
