@@ -386,6 +386,7 @@ func TestTmpFullBeforeMemory(t *testing.T) {
 	if r.Cause != jail.CauseOK || r.stdout != "1\n2048 4096\n" {
 		t.Errorf("cause %q, printed %q", r.Cause, r.stdout)
 	}
+	prove(t, r.Report, jail.ItemTmp)
 	for _, b := range r.Budget {
 		if b.Item == jail.ItemTmp && b.ReadBack != 8<<20 {
 			t.Errorf("read back %v", b.ReadBack)
@@ -417,4 +418,5 @@ func TestCPUsThrottle(t *testing.T) {
 	if used := time.Duration(r.CPUUserNS + r.CPUSystemNS); r.Cause != jail.CauseWall || used > 500*time.Millisecond || used == 0 {
 		t.Errorf("cause %q, used %s of cpu time in 1 s", r.Cause, used)
 	}
+	prove(t, r.Report, jail.ItemCPUs)
 }

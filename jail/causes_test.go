@@ -83,11 +83,19 @@ func TestCauseOfACommand(t *testing.T) {
 			if c.signal != 0 && (r.Signal == nil || *r.Signal != c.signal) {
 				t.Errorf("signal %v, want %d", r.Signal, c.signal)
 			}
+			if item, ok := itemOf[c.cause]; ok {
+				prove(t, r.Report, item)
+			}
 			if strings.Contains(r.stdout, "survived") {
 				t.Error("the rest of the jail outlived its first OOM kill")
 			}
 		})
 	}
+}
+
+// itemOf is the budget item that a cause proves.
+var itemOf = map[jail.Cause]jail.Item{
+	jail.CauseMemory: jail.ItemMemory, jail.CauseWall: jail.ItemWall, jail.CauseCPUTime: jail.ItemCPUTime, jail.CauseOutput: jail.ItemOutput,
 }
 
 func TestMemoryIsBoundedAndEnoughIsEnough(t *testing.T) {

@@ -82,6 +82,7 @@ func TestForkBomb(t *testing.T) {
 	if r.PIDs.Refused == 0 || r.PIDs.Peak > 20 {
 		t.Errorf("pids %+v, want refused forks and a peak of at most 20", r.PIDs)
 	}
+	prove(t, r.Report, jail.ItemPIDs)
 	assertNoProcess(t, r.ID)
 }
 

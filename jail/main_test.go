@@ -206,6 +206,19 @@ func run(t *testing.T, s jail.Spec) result {
 	return res
 }
 
+// prove records that a test saw a budget item hold (or be told right) on this
+// host, and by what. The summary of make test is made of these lines.
+func prove(t *testing.T, r *jail.Report, item jail.Item) {
+	t.Helper()
+	for _, b := range r.Budget {
+		if b.Item == item && b.EnforcedBy != "" {
+			fmt.Printf("proven: %s|%s|%s\n", item, b.EnforcedBy, t.Name())
+			return
+		}
+	}
+	t.Errorf("budget item %s is not enforced: %+v", item, r.Budget)
+}
+
 // checkReport checks what holds for every report.
 func checkReport(t *testing.T, r *jail.Report) {
 	t.Helper()

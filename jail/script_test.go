@@ -200,6 +200,7 @@ result = kinds
 	if r.Cause != jail.CauseOK || string(r.Value) != `{"quota":90}` || ran.Load() != 10 || r.Calls.Accepted != 10 || r.Calls.Refused != 90 {
 		t.Errorf("cause %q value %s, handler ran %d times, calls %+v: %s", r.Cause, r.Value, ran.Load(), r.Calls, r.Error)
 	}
+	prove(t, r.Report, jail.ItemCalls)
 	if !r.Calls.Reconciled {
 		t.Errorf("an honest guest is not reconciled: %+v", r.Calls)
 	}
@@ -232,6 +233,7 @@ result = out
 	if want := `["ok","quota","transient","unknown","unknown"]`; r.Cause != jail.CauseOK || string(r.Value) != want {
 		t.Errorf("cause %q value %s, want %s: %s", r.Cause, r.Value, want, r.Error)
 	}
+	prove(t, r.Report, jail.ItemBytes)
 }
 
 // The wall clock runs on while a tool works, and a tool that ignores its context

@@ -92,29 +92,17 @@ func (p *plan) build(work string) (ns *os.File, err error) {
 		return nil, fmt.Errorf("start template helper: %w", err)
 	}
 	theirs.Close()
-	kill := time.AfterFunc(helperTimeout, func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
-	defer kill.Stop()
+	ended := make(chan error, 1)
+	go func() {
+		kill := time.AfterFunc(helperTimeout, func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
+		defer kill.Stop()
+		ended <- cmd.Wait()
+	}()
 
-	buf, oob := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(4))
-	var n, oobn int
-	for {
-		n, oobn, _, _, err = unix.Recvmsg(ours, buf, oob, unix.MSG_CMSG_CLOEXEC)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	fd := parseFD(oob[:max(oobn, 0)])
-	waitErr := cmd.Wait()
-	if err == nil && n == 0 {
-		err = io.ErrUnexpectedEOF
-	}
-	var r reply
-	if err == nil {
-		err = json.Unmarshal(buf[:n], &r)
-	}
+	r, fd, err := receiveReply(ours)
 	switch {
 	case err != nil:
-		err = fmt.Errorf("template helper: %w (%v): %s", err, waitErr, stderr.String())
+		err = fmt.Errorf("template helper: %w (%v): %s", err, <-ended, stderr.String())
 	case r.Err != "" && r.Bad:
 		err = fmt.Errorf("%w: %s", ErrInvalid, r.Err)
 	case r.Err != "":
@@ -122,12 +110,34 @@ func (p *plan) build(work string) (ns *os.File, err error) {
 	case fd < 0:
 		err = errors.New("template helper sent no namespace")
 	default:
+		// The helper has its clean-up to do; nobody has to wait for that.
 		return os.NewFile(uintptr(fd), "template"), nil
 	}
 	if fd >= 0 {
 		unix.Close(fd)
 	}
 	return nil, err
+}
+
+// receiveReply reads the helper's one message. A helper that dies without it
+// shows as an end of file.
+func receiveReply(socket int) (r reply, fd int, err error) {
+	buf, oob := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(4))
+	var n, oobn int
+	for {
+		n, oobn, _, _, err = unix.Recvmsg(socket, buf, oob, unix.MSG_CMSG_CLOEXEC)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return r, -1, os.NewSyscallError("recvmsg", err)
+	}
+	fd = parseFD(oob[:oobn])
+	if n == 0 {
+		return r, fd, io.ErrUnexpectedEOF
+	}
+	return r, fd, json.Unmarshal(buf[:n], &r)
 }
 
 func parseFD(oob []byte) int {

@@ -30,9 +30,11 @@
 //
 // Calls in the Result counts requests sent, early reads and requests that the
 // host refused included; Bytes counts the value and error text of every
-// response that arrived, in UTF-8. The guest does not queue calls: above the
-// host's in-flight cap they fail with class rate_limited. Whoever reads a value
-// that is no JSON text gets the text itself.
+// response that arrived, in UTF-8, but for the error text of class quota: as
+// the host's ledger does (W37).
+//
+// The guest does not queue calls: above the host's in-flight cap they fail with
+// class rate_limited. A value that is no JSON text is given as that text.
 //
 // stdout and stderr are made to block when they are pipes, so that what was
 // printed is out when the process ends.

@@ -29,6 +29,7 @@ const {
 const VERSION = 1;
 const MAX_FRAME_BYTES = 16 << 20;
 const MAX_ERROR_BYTES = 4096;
+const MAX_ID_BYTES = 128;
 const START_FD = 3;
 const CALL_FD = 4;
 const PREPARE = '$prepare';
@@ -74,6 +75,7 @@ const EXIT_UNSETTLED = 13; // Node's own code for a top-level await without end
 const { parse: parseFast, stringify: quote } = JSON;
 
 class ProtocolError extends Error {} // a frame that is not one of version 1
+class VersionError extends ProtocolError {} // a frame of another version
 class TooLarge extends Error {} // a text that does not fit in one frame
 class NotJSON extends Error {} // a value that JSON cannot carry without loss
 
@@ -159,7 +161,7 @@ function encode(root) {
 // decode returns the value of JSON text; integers beyond 2^53-1 are BigInt.
 function decode(text) {
   // Below 16 digits every integer is exact, so the built-in parser will do.
-  return /\d{16}/.test(text) ? parse(text, exact, false) : parseFast(text);
+  return /\d{16}/.test(text) ? parse(text, exact) : parseFast(text);
 }
 
 function exact(token, plain) {
@@ -176,8 +178,8 @@ const BLANK = /[ \t\n\r]*/y;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/y;
 
 // parse reads JSON with a stack of its own. number makes the value of a number
-// token, unique refuses an object that has a key twice.
-function parse(text, number, unique) {
+// token; twice is called for a key that an object has already.
+function parse(text, number, twice = () => {}) {
   let at = 0;
   let holder = null;
   let key = null;
@@ -208,7 +210,7 @@ function parse(text, number, unique) {
     key = string();
     blank();
     if (text[at++] !== ':') throw bad();
-    if (unique && Object.hasOwn(holder, key)) throw bad();
+    if (Object.hasOwn(holder, key)) twice();
   };
   const put = (value) => {
     if (holder === null) root = value;
@@ -295,18 +297,31 @@ const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 // unpack returns the known fields of the frame body.
 function unpack(kind, body) {
   let value;
+  let text;
+  let twice = false;
   try {
-    value = parse(utf8.decode(body), integral, true);
+    text = utf8.decode(body);
+    value = parse(text, integral, () => { twice = true; });
   } catch {
-    throw new ProtocolError(`${kind} frame is not JSON, or has a key twice`);
+    throw new ProtocolError(`${kind} frame is not JSON`);
   }
-  if (value === null || typeof value !== 'object' || Array.isArray(value)) {
-    throw new ProtocolError(`${kind} frame is not an object`);
-  }
+  if (!isA('object', value)) throw new ProtocolError(`${kind} frame is not an object`);
   const version = Object.hasOwn(value, 'v') ? value.v : 0;
-  if (!isA('integer', version)) throw new ProtocolError(`${kind} frame: v is not an integer`);
   if (version !== VERSION) {
-    throw new ProtocolError(`${kind} frame has protocol version ${version}, this guest speaks ${VERSION}`);
+    throw new VersionError(`${kind} frame has protocol version ${show(version)}, this guest speaks ${VERSION}`);
+  }
+  if (twice) throw new ProtocolError(`${kind} frame: a key appears twice`);
+  if (/\\u[dD]/.test(text)) {
+    const todo = [value];
+    while (todo.length > 0) {
+      const item = todo.pop();
+      if (typeof item === 'string' && LONE.test(item)) {
+        throw new ProtocolError(`${kind} frame holds a lone surrogate`);
+      }
+      if (item !== null && typeof item === 'object') {
+        for (const name of Object.keys(item)) todo.push(name, item[name]);
+      }
+    }
   }
   const fields = pick(kind, value);
   if (kind === 'Start') {
@@ -314,6 +329,12 @@ function unpack(kind, body) {
     fields.budget = pick('StartBudget', fields.budget);
   }
   return fields;
+}
+
+// answerOf returns what a Response says; ok alone decides (C20).
+function answerOf({ ok, value = '', kind = '', error = '' }) {
+  if (ok) return { ok, text: value, kind: '' };
+  return { ok, text: error, kind: KINDS.includes(kind) ? kind : 'unknown' };
 }
 
 function isA(type, value) {
@@ -344,11 +365,11 @@ function pick(kind, value) {
     if (type === 'integer' && !(field >= 0 && field < 2n ** 63n)) {
       throw new ProtocolError(`${kind}: ${name} is out of range`);
     }
-    if (type === 'string' && LONE.test(field)) {
-      throw new ProtocolError(`${kind}: ${name} holds a lone surrogate`);
-    }
     if (['id', 'tool', 'result_id', 'name'].includes(name) && field === '') {
       throw new ProtocolError(`${kind}: ${name} is empty`);
+    }
+    if (['id', 'result_id'].includes(name) && Buffer.byteLength(field) > MAX_ID_BYTES) {
+      throw new ProtocolError(`${kind}: ${name} has more than ${MAX_ID_BYTES} bytes`);
     }
     fields[name] = field;
   }
@@ -486,15 +507,14 @@ function connect() {
   socket.on('close', () => lose('the host closed the call channel'));
 }
 
-function receive({ id, ok, value = '', kind = '', error = '' }) {
-  const text = ok ? value : error;
+function receive(fields) {
+  const answer = answerOf(fields);
   // The host's ledger leaves out refusals for quota, whose text must get
   // through when nothing is left (W37).
-  if (ok || kind !== 'quota') received += Buffer.byteLength(text);
-  const answer = waiting.get(id);
-  waiting.delete(id);
-  // Without a waiter it is a late or unknown id (W56).
-  answer?.({ ok, text, kind: KINDS.includes(kind) ? kind : 'unknown' });
+  if (answer.kind !== 'quota') received += Buffer.byteLength(answer.text);
+  const resolve = waiting.get(fields.id);
+  waiting.delete(fields.id);
+  resolve?.(answer); // without one it is a late or unknown id (W56)
 }
 
 // send makes one request and resolves to its answer. It never rejects, so a
@@ -780,6 +800,7 @@ async function main() {
   if (process.argv[2] === '--describe') {
     console.log(quote({
       version: VERSION, max_frame_bytes: MAX_FRAME_BYTES, max_error_bytes: MAX_ERROR_BYTES,
+      max_id_bytes: MAX_ID_BYTES,
       start_fd: START_FD, call_fd: CALL_FD, prepare: PREPARE, resolve: RESOLVE,
       kinds: KINDS, frames: FRAMES,
     }));
@@ -820,4 +841,7 @@ async function main() {
   }
 }
 
-main();
+// A test imports this file for its codec.
+if (!globalThis[Symbol.for('jail.guest.codec')]) main();
+
+export { VersionError, answerOf, pack, unpack };

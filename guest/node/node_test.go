@@ -66,6 +66,44 @@ func TestDeclarationsMirrorGo(t *testing.T) {
 	guesttest.CheckMirror(t, argv())
 }
 
+// L16, W2, W11, W13, W18, W20 to W27, C4, C20: the golden frames of wire.
+func TestGoldenFrames(t *testing.T) {
+	const replay = `
+globalThis[Symbol.for('jail.guest.codec')] = true;
+const guest = await import('file://' + process.argv[1]);
+const plain = (value) => JSON.stringify(value, (_, v) => (typeof v === 'bigint' ? 'big ' + v : v)).replace(/"big (\d+)"/g, '$1');
+let input = '';
+for await (const part of process.stdin.setEncoding('utf8')) input += part;
+for (const line of input.split('\n').slice(0, -1)) {
+  const { kind, body, value } = JSON.parse(line);
+  const out = {};
+  if (kind === 'Request' || kind === 'Result') {
+    // JSON.parse loses the digits of the largest integers, which no guest writes.
+    out.packed = guest.pack({ v: 1, ...value }).subarray(4).toString().replace(/9223372036854776000/g, '9223372036854775807');
+  } else {
+    try {
+      let fields = guest.unpack(kind, Buffer.from(body, 'base64'));
+      delete fields.v;
+      if (kind === 'Response') {
+        const a = guest.answerOf(fields);
+        fields = { id: fields.id, ok: a.ok, [a.ok ? 'value' : 'error']: a.text, kind: a.kind };
+      }
+      for (const part of [fields, fields.budget ?? {}, ...fields.bindings ?? []]) {
+        for (const name of Object.keys(part)) {
+          if ((part[name] === '' || part[name] === 0) && name !== 'program') delete part[name];
+        }
+      }
+      out.value = fields;
+    } catch (e) {
+      out.error = e instanceof guest.VersionError ? 'version' : e.constructor.name === 'ProtocolError' ? 'protocol' : e.stack;
+    }
+  }
+  console.log(plain(out));
+}`
+	argv := argv()
+	guesttest.CheckGolden(t, []string{argv[0], "--input-type=module", "-e", replay, guestPath})
+}
+
 // L17, L20, L24, W26.
 func TestValueCrossesExactly(t *testing.T) {
 	deep := strings.Repeat("[", 100000) + strings.Repeat("]", 100000)
@@ -323,6 +361,13 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// L17, L20, L24.
+func TestRandomValuesRoundTrip(t *testing.T) {
+	guesttest.CheckRoundTrip(t, argv(), func(n int) string {
+		return fmt.Sprintf("const all = []; for (let i = 0; i < %d; i++) all.push(await host.echo({i})); export default all", n)
+	})
+}
+
 // W21, 7.1.
 func TestFailedCallRejectsWithToolError(t *testing.T) {
 	fail := func(h *guesttest.Calls, req wire.Request) { h.Fail(req, req.Args, "no such pröduct") }
@@ -342,7 +387,7 @@ export default out`, fail)
 		rows = append(rows, fmt.Sprintf(`[%q,"search","no such pröduct","ToolError",true]`, kind))
 	}
 	guesttest.WantOK(t, o, "["+strings.Join(rows, ",")+"]")
-	if o.Result.Calls != 11 || o.Result.Bytes != 11*len("no such pröduct") {
+	if o.Result.Calls != 11 || o.Result.Bytes != 10*len("no such pröduct") /* all but quota, as the host counts (W37) */ {
 		t.Errorf("claim is %d calls, %d bytes", o.Result.Calls, o.Result.Bytes)
 	}
 
@@ -405,6 +450,21 @@ await Promise.all([1, 2, 3].map(() => host.echo().catch(note)));
 await host.echo().catch(note);
 try { host.prepare.echo(); } catch (e) { note(e); }
 export default kinds`}, 3, 5)
+}
+
+// W14, W15, W23, W26, W36, W37, C7: against wire's own Starter and Server.
+func TestAgainstWire(t *testing.T) {
+	guesttest.CheckWire(t, argv(), `
+const all = await Promise.all(Array.from({length: 50}, (_, i) => host.echo({i})));
+const result = [all.length, 0];
+for (let i = 0; i < 20; i++) {
+  try {
+    await host.echo({text: "é"});
+  } catch (e) {
+    if (e.kind === "quota") result[1]++;
+  }
+}
+export default result`)
 }
 
 // W6: split anywhere, several in one write.

@@ -25,10 +25,11 @@
 //
 // Calls in the Result counts requests sent, early reads and requests that the
 // host refused included; Bytes counts the value and error text of every
-// response that arrived, in UTF-8.
+// response that arrived, in UTF-8, but for the error text of class quota: as
+// the host's ledger does (W37).
 //
 // The guest does not queue calls: above the host's in-flight cap they fail
 // with class rate_limited. The first call starts two threads, which count
-// against max_pids. A jail without room for them fails the call. Whoever reads
-// a value that is no JSON text gets the text itself.
+// against max_pids; without room for them the call fails. A value that is no
+// JSON text is given as that text.
 package python

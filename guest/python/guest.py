@@ -41,6 +41,7 @@ except ImportError:
 VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
 MAX_ERROR_BYTES = 4096
+MAX_ID_BYTES = 128
 START_FD = 3
 CALL_FD = 4
 PREPARE = "$prepare"
@@ -88,6 +89,10 @@ EXIT_PROTOCOL = 70  # no Start, a Start that is refused, or a lost Result
 
 class ProtocolError(Exception):
     """A frame that is not one of protocol version 1."""
+
+
+class VersionError(ProtocolError):
+    """A frame of another protocol version."""
 
 
 class TooLarge(Exception):
@@ -179,12 +184,15 @@ def encode(root):
             raise TooLarge("more than %d bytes" % MAX_FRAME_BYTES)
         if not stack:
             text = "".join(out)
-            if not text.isascii():
-                try:
-                    text.encode()
-                except UnicodeEncodeError:
-                    raise NotJSON("str holds a lone surrogate") from None
+            if not text.isascii() and not _clean(text):
+                raise NotJSON("str holds a lone surrogate")
             return text
+
+
+def placed(what, e):
+    """Return the text of an error of encode, with what it is in."""
+    text = str(e)
+    return what + text if text[0] == "[" else "%s: %s" % (what, text)
 
 
 def _float(number):
@@ -242,17 +250,13 @@ _scan_frame = make_scanner(_Rules(_unique))
 
 def decode(text):
     """Return the value of JSON text. ValueError says it is not JSON."""
-    begin = _blank(text, 0)
     try:
-        value, end = _scan(text, begin)
+        return _whole(_scan, text)
     except (StopIteration, SystemError):
         # _json raises SystemError where it cannot find json.JSONDecodeError.
         raise ValueError("not JSON") from None
     except RecursionError:
-        value, end = _deep(text, begin)
-    if _blank(text, end) != len(text):
-        raise ValueError("text after the JSON value")
-    return value
+        return _whole(_deep, text)
 
 
 def _blank(text, at):
@@ -343,30 +347,54 @@ def length(header):
 
 def unpack(kind, body):
     """Return the known fields of the frame body (bytes) as a dict."""
+    twice = ""
     try:
         text = str(body, "utf-8")
-        begin = _blank(text, 0)
-        value, end = _scan_frame(text, begin)
+        try:
+            value = _whole(_scan_frame, text)
+        except ProtocolError as e:
+            twice = str(e)  # told only when the version is right (W13)
+            value = _whole(_scan, text)
     except (ValueError, StopIteration, SystemError, RecursionError):
         raise ProtocolError("%s frame is not JSON" % kind) from None
-    if _blank(text, end) != len(text):
-        raise ProtocolError("%s frame is not JSON" % kind)
     if type(value) is not dict:
         raise ProtocolError("%s frame is not an object" % kind)
     version = value.get("v", 0)
-    if type(version) is not int:
-        raise ProtocolError("%s frame: v is not an integer" % kind)
-    if version != VERSION:
-        raise ProtocolError("%s frame has protocol version %d, this guest speaks %d"
-                            % (kind, version, VERSION))
+    if type(version) is not int or version != VERSION:
+        raise VersionError("%s frame has protocol version %.40r, this guest speaks %d"
+                           % (kind, version, VERSION))
+    if twice:
+        raise ProtocolError("%s frame: %s" % (kind, twice))
+    if "\\ud" in text or "\\uD" in text:
+        todo = [value]
+        for item in todo:
+            if type(item) is dict:
+                todo += item
+                todo += item.values()
+            elif type(item) is list:
+                todo += item
+            elif type(item) is str and not _clean(item):
+                raise ProtocolError("%s frame holds a lone surrogate" % kind)
     fields = _fields(kind, value)
     if kind == "Start":
         fields["bindings"] = [_fields("StartBinding", b) for b in fields["bindings"]]
         fields["budget"] = _fields("StartBudget", fields["budget"])
-    for name in ("id", "tool", "result_id"):
-        if fields.get(name) == "":
-            raise ProtocolError("%s frame: %s is empty" % (kind, name))
     return fields
+
+
+def _whole(scan, text):
+    value, end = scan(text, _blank(text, 0))
+    if _blank(text, end) != len(text):
+        raise ValueError("text after the JSON value")
+    return value
+
+
+def _clean(text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _fields(kind, value):
@@ -383,17 +411,22 @@ def _fields(kind, value):
                 raise ProtocolError("%s: %s has the wrong type" % (kind, name))
             if type_ is int and not 0 <= field < 1 << 63:
                 raise ProtocolError("%s: %s is out of range" % (kind, name))
-            if type_ is str:
-                try:
-                    field.encode()
-                except UnicodeEncodeError:
-                    raise ProtocolError("%s: %s holds a lone surrogate"
-                                        % (kind, name)) from None
+            if field == "" and name in ("id", "tool", "result_id", "name"):
+                raise ProtocolError("%s: %s is empty" % (kind, name))
+            if name in ("id", "result_id") and len(field.encode()) > MAX_ID_BYTES:
+                raise ProtocolError("%s: %s has more than %d bytes"
+                                    % (kind, name, MAX_ID_BYTES))
         elif required:
             raise ProtocolError("%s: %s is missing" % (kind, name))
-    if fields.get("name") == "":
-        raise ProtocolError("%s: name is empty" % kind)
     return fields
+
+
+def answer_of(fields):
+    """Return (ok, text, kind) of a Response; ok alone decides (C20)."""
+    if fields["ok"]:
+        return True, fields.get("value", ""), ""
+    kind = fields.get("kind", "")
+    return False, fields.get("error", ""), kind if kind in KINDS else "unknown"
 
 
 def read_start(fd):
@@ -560,18 +593,17 @@ def _reader():
                 end = 4 + length(data[:4])
                 if len(data) < end:
                     break
-                answer = unpack("Response", data[4:end])
+                fields = unpack("Response", data[4:end])
                 del data[:end]
-                ok = answer["ok"]
-                text = answer.get("value" if ok else "error", "")
-                kind = answer.get("kind", "")
+                answer = answer_of(fields)
                 # The host's ledger leaves out refusals for quota, whose text
                 # must get through when nothing is left (W37).
-                if ok or kind != "quota":
+                if answer[2] != "quota":
+                    text = answer[1]
                     _received += len(text if text.isascii() else text.encode())
-                call = _calls.pop(answer["id"], None)
+                call = _calls.pop(fields["id"], None)
                 if call:  # else a late or unknown id (W56)
-                    call.settle((ok, text, kind if kind in KINDS else "unknown"))
+                    call.settle(answer)
             more = _CHANNELS.read(CALL_FD)
             if not more:
                 return _lose("the host closed the call channel")
@@ -670,7 +702,7 @@ class Tool:
         try:
             return encode(value)
         except (NotJSON, TooLarge) as e:
-            raise ToolError("arguments: %s" % e, "invalid", self.__name__) from None
+            raise ToolError(placed("arguments", e), "invalid", self.__name__) from None
 
     def __call__(self, /, *args, **arguments):
         call = Call(self.__name__, self._args(args, arguments))
@@ -932,7 +964,7 @@ def execute(source, bindings):
         if not outcome.kind and value is not nothing:
             outcome.value = encode(value)
     except NotJSON as e:
-        outcome.fail("invalid", "result%s" % (e if str(e)[0] == "[" else ": %s" % e))
+        outcome.fail("invalid", placed("result", e))
         complain(outcome.error)
     except TooLarge as e:
         outcome.fail("quota", "result: %s" % e)
@@ -1082,7 +1114,8 @@ def main():
     if sys.argv[1:] == ["--describe"]:
         print(encode({
             "version": VERSION, "max_frame_bytes": MAX_FRAME_BYTES,
-            "max_error_bytes": MAX_ERROR_BYTES, "start_fd": START_FD,
+            "max_error_bytes": MAX_ERROR_BYTES, "max_id_bytes": MAX_ID_BYTES,
+            "start_fd": START_FD,
             "call_fd": CALL_FD, "prepare": PREPARE, "resolve": RESOLVE,
             "kinds": KINDS,
             "frames": {frame: {name: [_JSON_TYPES[type_], required]

@@ -34,6 +34,7 @@ func CheckMirror(t *testing.T, argv []string) {
 		Version       int                         `json:"version"`
 		MaxFrameBytes int                         `json:"max_frame_bytes"`
 		MaxErrorBytes int                         `json:"max_error_bytes"`
+		MaxIDBytes    int                         `json:"max_id_bytes"`
 		StartFD       int                         `json:"start_fd"`
 		CallFD        int                         `json:"call_fd"`
 		Prepare       string                      `json:"prepare"`
@@ -51,6 +52,7 @@ func CheckMirror(t *testing.T, argv []string) {
 		{"version", got.Version, wire.Version},
 		{"max_frame_bytes", got.MaxFrameBytes, wire.MaxFrameBytes},
 		{"max_error_bytes", got.MaxErrorBytes, MaxErrorBytes},
+		{"max_id_bytes", got.MaxIDBytes, wire.MaxIDBytes},
 		{"start_fd", got.StartFD, wire.StartFD},
 		{"call_fd", got.CallFD, wire.CallFD},
 		{"prepare", got.Prepare, Prepare},

@@ -1,0 +1,259 @@
+package cgroup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	cgroups "github.com/containerd/cgroups/v3"
+	"golang.org/x/sys/unix"
+)
+
+// A Host is the cgroups as this process can use them: below its own cgroup of
+// each hierarchy. It is safe for concurrent use.
+type Host struct {
+	mounts []mount
+	v1own  map[string]string // the caller's group by v1 controller
+	v2own  string
+
+	mu     sync.Mutex
+	opened map[string]*hierarchy // by path
+	placed map[Controller]*hierarchy
+	proven map[Controller]bool
+}
+
+// A hierarchy is the caller's own group of one hierarchy. It stays open as long
+// as a Host or a Leaf refers to it.
+type hierarchy struct {
+	version version
+	dir     dir
+
+	keep []*os.File // the files behind the handles, to be closed with the hierarchy
+
+	up  func() []dir             // the groups whose limits weigh on leaves, on v2
+	oom func() (*counter, error) // OOM events in dir and above, on v1
+}
+
+var last struct {
+	sync.Mutex
+	host           *Host
+	groups, mounts []byte
+}
+
+// Probe finds the cgroups of the calling thread. It looks at /proc only; the
+// controllers are tried when they are first asked for. As long as neither the
+// caller's groups nor the mounts change, it returns the same Host, which
+// remembers the controllers that it found to work. It does not remember those
+// that it did not: what was missing can be repaired.
+//
+// It fails if /proc cannot be read. A host without cgroups is no error here.
+func Probe() (*Host, error) {
+	// Not /proc/self: the main thread may be in another mount namespace than
+	// the rest, as libraries that build containers leave it.
+	groups, err := os.ReadFile("/proc/thread-self/cgroup")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("find the launcher's cgroups: %w", err)
+	}
+	mounts, err2 := os.ReadFile("/proc/thread-self/mountinfo")
+	if err2 != nil {
+		return nil, fmt.Errorf("find the cgroup mounts: %w", err2)
+	}
+	last.Lock()
+	defer last.Unlock()
+	if last.host != nil && bytes.Equal(groups, last.groups) && bytes.Equal(mounts, last.mounts) {
+		return last.host, nil
+	}
+	h := &Host{
+		mounts: cgroupMounts(mounts),
+		opened: map[string]*hierarchy{},
+		placed: map[Controller]*hierarchy{},
+		proven: map[Controller]bool{},
+	}
+	if h.v1own, h.v2own, err = cgroups.ParseCgroupFromReaderUnified(bytes.NewReader(groups)); err != nil {
+		return nil, fmt.Errorf("find the launcher's cgroups: %w", err)
+	}
+	// A caller that has stepped aside, or was started by one that has.
+	if path.Base(h.v2own) == launcherName {
+		h.v2own = path.Dir(h.v2own)
+	}
+	last.host, last.groups, last.mounts = h, groups, mounts
+	return h, nil
+}
+
+// Mode returns "unified" for cgroup v2 alone, "legacy" for v1 alone, "hybrid"
+// for both, and "none" if the caller's group is visible in no hierarchy. The
+// first three say what is mounted at /sys/fs/cgroup; hierarchies mounted
+// elsewhere are used all the same. It does not say which controllers can be
+// used: see Support.
+func (h *Host) Mode() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seen, _ := h.unified()
+	for _, c := range controllers {
+		if seen == nil {
+			seen, _ = h.legacy(string(c))
+		}
+	}
+	if seen == nil {
+		return "none"
+	}
+	switch cgroups.Mode() {
+	case cgroups.Unified:
+		return "unified"
+	case cgroups.Hybrid:
+		return "hybrid"
+	case cgroups.Legacy:
+		return "legacy"
+	}
+	return "none"
+}
+
+// Support tells where c can be used, after it has made a group named
+// jail-probe-*, set a limit there, read it back and removed it.
+func (h *Host) Support(c Controller) Support {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s, base := h.place(c)
+	if s.Err != nil || h.proven[c] {
+		return s
+	}
+	if err := h.try(c, base); err != nil {
+		delete(h.placed, c)
+		return unsupported(c, base, err)
+	}
+	h.proven[c] = true
+	return s
+}
+
+// place finds the hierarchy that has c and makes c usable in its leaves.
+func (h *Host) place(c Controller) (Support, *hierarchy) {
+	base, err := h.placed[c], error(nil)
+	if base == nil {
+		if base, err = h.find(c); err == nil {
+			err = base.version.enable(base.dir, c)
+		}
+		if err != nil {
+			return unsupported(c, base, err), nil
+		}
+		h.placed[c] = base
+	}
+	return Support{Controller: c, Hierarchy: base.version.String(), Dir: base.dir.path}, base
+}
+
+// find returns the hierarchy that has c. On an error it returns the one that
+// was looked at, if any.
+func (h *Host) find(c Controller) (*hierarchy, error) {
+	if !slices.Contains(controllers, c) {
+		return nil, &fault{fmt.Errorf("controller %q is unknown", c), "ask for memory, pids, cpu or cpuacct"}
+	}
+	two, err2 := h.unified()
+	if err2 == nil {
+		if c == CPUAcct {
+			return two, nil
+		}
+		ok, err := has(two.dir, "cgroup.controllers", string(c))
+		if ok || err != nil {
+			return two, err
+		}
+	}
+	one, err1 := h.legacy(string(c))
+	switch {
+	case err1 == nil:
+		return one, nil
+	case h.v1own[string(c)] != "":
+		return one, err1
+	case err2 == nil:
+		return two, &fault{fmt.Errorf("%s is not in cgroup.controllers of %s", c, two.dir.path), fixDelegate}
+	}
+	return two, err2
+}
+
+// unified returns the v2 hierarchy. On an error leaves cannot be made there.
+func (h *Host) unified() (*hierarchy, error) {
+	return h.open("cgroup v2", h.v2own, func(m mount) bool { return m.version == v2{} })
+}
+
+// legacy returns the v1 hierarchy that has the controller. On an error leaves
+// cannot be made there.
+func (h *Host) legacy(controller string) (*hierarchy, error) {
+	return h.open("the cgroup v1 hierarchy of "+controller, h.v1own[controller], func(m mount) bool {
+		return m.version == v1{} && slices.Contains(m.options, controller)
+	})
+}
+
+// open returns the caller's group own in the first mount that is wanted and
+// shows it.
+func (h *Host) open(what, own string, want func(mount) bool) (*hierarchy, error) {
+	var first error
+	for _, m := range h.mounts {
+		if !want(m) {
+			continue
+		}
+		p, ok := m.locate(own)
+		if !ok {
+			if first == nil {
+				first = &fault{fmt.Errorf("%s shows %s at %s, and not the launcher's cgroup %s", what, m.root, m.point, own), fixMount}
+			}
+			continue
+		}
+		if base := h.opened[p]; base != nil {
+			return base, base.writable()
+		}
+		d, err := m.open(p)
+		if err != nil {
+			if first == nil {
+				first = &fault{err, fixMount}
+			}
+			continue
+		}
+		base := &hierarchy{version: m.version, dir: d, keep: []*os.File{os.NewFile(uintptr(d.fd), p)}}
+		base.up = sync.OnceValue(base.findUp)
+		base.oom = sync.OnceValues(func() (*counter, error) { return countOOMs(d) })
+		h.opened[p] = base
+		return base, base.writable()
+	}
+	if first == nil {
+		first = &fault{fmt.Errorf("%s is not mounted", what), fixMount}
+	}
+	return nil, first
+}
+
+// writable tells whether groups can be made in b, as far as permissions go.
+func (b *hierarchy) writable() error {
+	err := retry(func() error { return unix.Faccessat(b.dir.fd, ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) })
+	if err != nil {
+		return explain(fmt.Errorf("make groups in %s: %w", b.dir.path, err))
+	}
+	return nil
+}
+
+// bases returns all hierarchies in which leaves can be.
+func (h *Host) bases() []*hierarchy {
+	var bs []*hierarchy
+	add := func(b *hierarchy, err error) {
+		if b != nil && err == nil && !slices.Contains(bs, b) {
+			bs = append(bs, b)
+		}
+	}
+	add(h.unified())
+	for _, c := range controllers {
+		add(h.legacy(string(c)))
+	}
+	return bs
+}
+
+// checkName refuses a name that is no leaf's.
+func checkName(name string) error {
+	switch {
+	case !strings.HasPrefix(name, Prefix) || name == Prefix || name == launcherName,
+		len(name) > unix.NAME_MAX,
+		strings.ContainsAny(name, "/\n\x00"):
+		return fmt.Errorf("%.300q cannot be the name of a leaf", name)
+	}
+	return nil
+}
