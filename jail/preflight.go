@@ -48,9 +48,12 @@ func rootCheck() Check {
 	head.Version = unix.LINUX_CAPABILITY_VERSION_3
 	err := unix.Capget(&head, &data[0])
 	missing := []string{}
-	for name, cap := range map[string]uint{"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SYS_CHROOT": unix.CAP_SYS_CHROOT, "CAP_SETUID": unix.CAP_SETUID, "CAP_SETGID": unix.CAP_SETGID} {
-		if data[cap/32].Effective&(1<<(cap%32)) == 0 {
-			missing = append(missing, name)
+	for _, c := range []struct {
+		name string
+		bit  uint
+	}{{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN}, {"CAP_SYS_CHROOT", unix.CAP_SYS_CHROOT}, {"CAP_SETUID", unix.CAP_SETUID}, {"CAP_SETGID", unix.CAP_SETGID}} {
+		if data[c.bit/32].Effective&(1<<(c.bit%32)) == 0 {
+			missing = append(missing, c.name)
 		}
 	}
 	if err != nil || len(missing) > 0 || os.Geteuid() != 0 {

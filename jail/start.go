@@ -178,6 +178,12 @@ func (j *Jail) claimLeaf(host *cgroup.Host, given map[Item]bool) error {
 		if errors.Is(err, cgroup.ErrExist) {
 			continue
 		}
+		var missing *cgroup.UnsupportedError
+		if errors.As(err, &missing) && limits == (cgroup.Limits{}) {
+			// Nothing is asked of a cgroup, and there is none to be had: the
+			// pid namespace still ends everything.
+			leaf, err = &cgroup.Leaf{}, nil
+		}
 		if err == nil {
 			j.leaf = leaf
 		}

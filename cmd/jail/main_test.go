@@ -14,15 +14,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "the tests of the command line need root: nothing was tested")
-		os.Exit(1)
-	}
 	testscript.Main(m, map[string]func(){"jail": main})
 }
 
 // Each file of testdata/script is one thing that a user does.
 func TestScripts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("the tests of the command line need root")
+	}
 	dir := fmt.Sprintf("/run/jail-test-cli-%d", os.Getpid())
 	t.Cleanup(func() {
 		if _, err := (&rootfs.Cache{Dir: dir}).Drop(); err != nil {
