@@ -23,10 +23,7 @@ func BenchmarkLeaf(b *testing.B) {
 func BenchmarkFirstProbe(b *testing.B) {
 	needRoot(b)
 	for b.Loop() {
-		last.Lock()
-		last.host = nil
-		last.Unlock()
-		h := probe(b)
+		h := freshHost(b)
 		for _, c := range []Controller{Memory, Pids} {
 			if s := h.Support(c); s.Err != nil {
 				b.Fatal(s.Err)

@@ -268,14 +268,14 @@ func TestScopeOfCounts(t *testing.T) {
 	} {
 		t.Run("v1 "+tt.name, func(t *testing.T) {
 			base := count(tt.base)
-			w := &events1{leaf: count(tt.leaf), base: func() (*counter, error) { return base, nil }, start: tt.start}
+			w := &events1{leaf: count(tt.leaf), base: &hierarchy{count: base}, start: tt.start}
 			if got, err := w.scope(dir{}); got != tt.want || err != nil {
 				t.Errorf("scope = %v, %v; want %v", got, err, tt.want)
 			}
 		})
 	}
-	w := &events1{leaf: count(1), base: func() (*counter, error) { return nil, io.ErrUnexpectedEOF }}
-	if got, err := w.scope(dir{}); got != "" || !errors.Is(err, io.ErrUnexpectedEOF) {
+	w := &events1{leaf: count(1), base: &hierarchy{dir: plainDir(t)}}
+	if got, err := w.scope(dir{}); got != "" || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("v1 without a base: %v, %v", got, err)
 	}
 	for _, tt := range []struct {
@@ -297,7 +297,7 @@ func TestScopeOfCounts(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			w := &events2{h: &hierarchy{up: func() []dir { return []dir{parent} }}, start: tt.start}
+			w := &events2{base: &hierarchy{up: []dir{parent}}, start: tt.start}
 			if got, err := w.scope(leaf); got != tt.want || err != nil {
 				t.Errorf("scope = %v, %v; want %v", got, err, tt.want)
 			}

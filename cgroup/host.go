@@ -35,8 +35,9 @@ type hierarchy struct {
 
 	keep []*os.File // the files behind the handles, to be closed with the hierarchy
 
-	up  func() []dir             // the groups whose limits weigh on leaves, on v2
-	oom func() (*counter, error) // OOM events in dir and above, on v1
+	mu    sync.Mutex
+	up    []dir    // see above
+	count *counter // see ooms
 }
 
 var last struct {
@@ -206,14 +207,15 @@ func (h *Host) open(what, own string, want func(mount) bool) (*hierarchy, error)
 		}
 		d, err := m.open(p)
 		if err != nil {
+			if transient(err) {
+				return nil, explain(err)
+			}
 			if first == nil {
 				first = &fault{err, fixMount}
 			}
 			continue
 		}
 		base := &hierarchy{version: m.version, dir: d, keep: []*os.File{os.NewFile(uintptr(d.fd), p)}}
-		base.up = sync.OnceValue(base.findUp)
-		base.oom = sync.OnceValues(func() (*counter, error) { return countOOMs(d) })
 		h.opened[p] = base
 		return base, base.writable()
 	}

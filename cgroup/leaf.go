@@ -34,8 +34,8 @@ type Leaf struct {
 
 // removeWithin bounds Remove, killWithin the killing of processes one by one.
 const (
-	removeWithin = 5 * time.Second
-	killWithin   = 2 * time.Second
+	removeWithin = 10 * time.Second
+	killWithin   = 5 * time.Second
 )
 
 // NewLeaf makes the group of one run below the caller's own, and sets and reads
@@ -46,8 +46,9 @@ const (
 // name begins with [Prefix] and is at most 255 bytes. Making it is exclusive:
 // of two callers with the same name below the same cgroup one gets [ErrExist].
 //
-// It fails with an [*UnsupportedError] if a limit cannot be enforced. Whatever
-// the error, nothing of the leaf is left.
+// It fails with an [*UnsupportedError] if a limit cannot be enforced, and with
+// another error if the host lacks a resource at the moment. What was made of the
+// leaf is removed again then; should that fail, the error says so.
 func (h *Host) NewLeaf(name string, l Limits) (*Leaf, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -92,17 +93,23 @@ func (h *Host) plan(asked []Controller) ([]place, error) {
 		plan[i].controllers = append(plan[i].controllers, cs...)
 	}
 	two, none := h.unified()
-	if none == nil {
+	switch {
+	case none == nil:
 		add(two)
+	case transient(none):
+		return nil, none
 	}
 	var missing []Support
 	for _, c := range asked {
 		s, base := h.place(c)
-		if s.Err != nil {
+		switch {
+		case s.Err == nil:
+			add(base, c)
+		case transient(s.Err):
+			return nil, s.Err
+		default:
 			missing = append(missing, s)
-			continue
 		}
-		add(base, c)
 	}
 	if len(missing) > 0 {
 		return nil, &UnsupportedError{missing}
@@ -384,9 +391,10 @@ func (l *Leaf) Procs() (int, error) {
 
 // Kill sends SIGKILL to every process of the leaf and of groups below it,
 // frozen and stopped ones included. With cgroup.kill (v2, Linux 5.14) it
-// returns at once and the processes die on their own. Without, it stops
-// forking, kills by pidfd and returns when none is left, or with an error after
-// 2 seconds. It may be called again, and after Remove.
+// returns at once and the processes die on their own; on a hybrid host these are
+// the ones in the v2 part. Without, it stops forking, kills by pidfd and returns
+// when none is left, or with an error after 5 seconds. It may be called again,
+// and after Remove.
 func (l *Leaf) Kill() error {
 	done, err := l.use()
 	if err != nil {
@@ -397,9 +405,10 @@ func (l *Leaf) Kill() error {
 }
 
 // Remove removes the leaf with all groups below it, and frees what the Leaf
-// holds. It kills what is still alive, and tries again while tasks are dying:
-// until ctx is done, but no longer than 5 seconds. What is left then is in the
-// error, and Remove may be called again. Once it has succeeded it does nothing.
+// holds. It kills what is still alive in any part, and tries again while tasks
+// are dying: until ctx is done, but no longer than 10 seconds. What is left then
+// is in the error, and Remove may be called again. Once it has succeeded it does
+// nothing.
 func (l *Leaf) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, removeWithin,
 		fmt.Errorf("not gone after %v: %w", removeWithin, context.DeadlineExceeded))

@@ -194,35 +194,50 @@ func TestNewLeafUndoesWhatItDid(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
 		t.Fatal(err)
 	}
-	failed := 0
-	for n := uint64(0); ; n++ {
-		name := newName()
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: old.Max}); err != nil {
-			t.Fatal(err)
+	// Once with a Host that has found everything, once with one that has not.
+	for _, host := range []func() *Host{func() *Host { return h }, func() *Host { return freshHost(t) }} {
+		failed := 0
+		for n := uint64(0); ; n++ {
+			name, h := newName(), host()
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: old.Max}); err != nil {
+				t.Fatal(err)
+			}
+			leaf, err := h.NewLeaf(name, Limits{Memory: 64 << 20, Pids: 20, CPUs: 0.5, CPUTime: true})
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+				t.Fatal(err)
+			}
+			if err == nil {
+				if (leaf.Dir() == nil) != (h.Mode() == "legacy") {
+					t.Errorf("with %d descriptors: mode %s, Dir %v", n, h.Mode(), leaf.Dir())
+				}
+				remove1(t, leaf)
+				break
+			}
+			failed++
+			var u *UnsupportedError
+			if !errors.Is(err, unix.EMFILE) || errors.As(err, &u) {
+				t.Errorf("with %d descriptors: %v", n, err)
+			}
+			if left := leftGroups(name); left != nil {
+				t.Fatalf("with %d descriptors: left %v", n, left)
+			}
+			if n > 1000 {
+				t.Fatal("no number of descriptors is enough")
+			}
 		}
-		leaf, err := h.NewLeaf(name, Limits{Memory: 64 << 20, Pids: 20, CPUs: 0.5, CPUTime: true})
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-			t.Fatal(err)
-		}
-		if err == nil {
-			remove1(t, leaf)
-			break
-		}
-		failed++
-		var u *UnsupportedError
-		if !errors.Is(err, unix.EMFILE) || errors.As(err, &u) {
-			t.Errorf("with %d descriptors: %v", n, err)
-		}
-		if left := leftGroups(name); left != nil {
-			t.Fatalf("with %d descriptors: left %v", n, left)
-		}
-		if n > 1000 {
-			t.Fatal("no number of descriptors is enough")
+		if failed < 5 {
+			t.Errorf("only %d steps could be made to fail", failed)
 		}
 	}
-	if failed < 5 {
-		t.Errorf("only %d steps could be made to fail", failed)
-	}
+}
+
+// freshHost is a Host that has not found anything yet.
+func freshHost(t testing.TB) *Host {
+	t.Helper()
+	last.Lock()
+	last.host = nil
+	last.Unlock()
+	return probe(t)
 }
 
 // E5: the caller's own cgroup has no room for another one.

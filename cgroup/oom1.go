@@ -55,6 +55,16 @@ func (c *counter) drain(fd uintptr) int64 {
 	return c.n
 }
 
+// ooms counts in b, that is, in the launcher's own group and above.
+func (b *hierarchy) ooms() (_ *counter, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.count == nil {
+		b.count, err = countOOMs(b.dir)
+	}
+	return b.count, err
+}
+
 // count returns the number of events so far.
 func (c *counter) count() (n int64, err error) {
 	rc, err := c.file.SyscallConn()
@@ -79,7 +89,7 @@ func (c *counter) wait(seen int64) (n int64, err error) {
 // one of the leaf, and the leaf's other events are of its own limit.
 type events1 struct {
 	leaf  *counter
-	base  func() (*counter, error)
+	base  *hierarchy
 	start int64 // the count of base when the leaf was made
 	oom   int   // memory.oom_control, for the goroutine below
 
@@ -90,15 +100,16 @@ type events1 struct {
 }
 
 func (v1) watch(h *hierarchy, d dir) (watch, error) {
-	w := &events1{base: h.oom, ch: make(chan struct{}), stop: make(chan struct{})}
+	w := &events1{base: h, ch: make(chan struct{}), stop: make(chan struct{})}
 	// First the base: an event between the two steps must not look like one of
-	// the leaf alone. Without a base the leaf can still be watched.
-	if base, err := w.base(); err == nil {
-		if w.start, err = base.count(); err != nil {
-			return nil, err
-		}
+	// the leaf alone. Without it the leaf can still be watched.
+	base, err := h.ooms()
+	if err == nil {
+		w.start, err = base.count()
 	}
-	var err error
+	if err != nil && transient(err) {
+		return nil, err
+	}
 	if w.leaf, err = countOOMs(d); err != nil {
 		return nil, err
 	}
@@ -154,7 +165,7 @@ func (w *events1) close() {
 }
 
 func (w *events1) scope(dir) (Scope, error) {
-	base, err := w.base()
+	base, err := w.base.ooms()
 	if err != nil {
 		return "", err
 	}

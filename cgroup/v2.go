@@ -203,45 +203,56 @@ func (v2) stepAside(base dir, enable func() error) (err error) {
 	return enable()
 }
 
-// findUp opens b and the groups above it that have a limit of their own and can
-// be seen. The last of a hierarchy has none.
-func (b *hierarchy) findUp() []dir {
-	var up []dir
+// above returns b and the groups above it that have a limit of their own and can
+// be seen. The root has none.
+func (b *hierarchy) above() ([]dir, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.up != nil {
+		return b.up, nil
+	}
+	up := []dir{}
 	for d := b.dir; ; {
-		if ns, err := d.counts("memory.events.local", "oom"); err != nil || ns[0] < 0 {
-			return up
+		ns, err := d.counts("memory.events.local", "oom")
+		if err == nil && ns[0] >= 0 {
+			up = append(up, d)
+			d, err = d.sub("..")
+			if err == nil {
+				b.keep = append(b.keep, os.NewFile(uintptr(d.fd), d.path))
+				continue
+			}
 		}
-		up = append(up, d)
-		next, err := d.sub("..")
-		if err != nil {
-			return up
+		if err != nil && transient(err) {
+			return nil, fmt.Errorf("look at the cgroups above %s: %w", b.dir.path, err)
 		}
-		b.keep = append(b.keep, os.NewFile(uintptr(next.fd), next.path))
-		d = next
+		b.up = up
+		return up, nil
 	}
 }
 
 // events2 is OOM evidence by counters. The group is killed as a whole.
 type events2 struct {
-	h     *hierarchy
+	base  *hierarchy
 	start int64 // the sum when the leaf was made
 }
 
-func (v2) watch(h *hierarchy, _ dir) (watch, error) {
-	w := &events2{h: h}
-	w.start = w.sum()
-	return w, nil
+func (v2) watch(h *hierarchy, _ dir) (_ watch, err error) {
+	w := &events2{base: h}
+	w.start, err = w.sum()
+	return w, err
 }
 
-// sum adds up how often the limits above were hit. A group that cannot be read
-// counts nothing: its hits cannot be told from the host's.
-func (w *events2) sum() (n int64) {
-	for _, d := range w.h.up() {
-		if ns, err := d.counts("memory.events.local", "oom"); err == nil {
-			n += max(ns[0], 0)
+// sum adds up how often the limits above were hit.
+func (w *events2) sum() (n int64, err error) {
+	up, err := w.base.above()
+	for _, d := range up {
+		ns, err := d.counts("memory.events.local", "oom")
+		if err != nil {
+			return 0, err
 		}
+		n += max(ns[0], 0)
 	}
-	return n
+	return n, err
 }
 
 func (*events2) fired() <-chan struct{} { return nil }
@@ -250,12 +261,17 @@ func (*events2) close()                 {}
 func (w *events2) scope(d dir) (Scope, error) {
 	// memory.events has the hits of the leaf's limit and of limits below it.
 	ns, err := d.counts("memory.events", "oom")
+	if err != nil {
+		return "", err
+	}
+	if ns[0] > 0 {
+		return Self, nil
+	}
+	now, err := w.sum()
 	switch {
 	case err != nil:
 		return "", err
-	case ns[0] > 0:
-		return Self, nil
-	case w.sum() > w.start:
+	case now > w.start:
 		return Ancestor, nil
 	}
 	return Machine, nil

@@ -73,7 +73,7 @@ func TestNewChainRefusesWhatCannotJudge(t *testing.T) { // I1, I4
 	}
 }
 
-func TestDoAndEvaluateStagesAgree(t *testing.T) { // I5 to I8, I10 to I14, I17, I19 to I21, C23
+func TestDoAndEvaluateStagesAgree(t *testing.T) { // I5, I6, I7, I8, I10, I11, I12, I13, I14, I15, I17, I19, I20, I21, C23
 	broken := errors.New("gate is down")
 	for _, c := range []struct {
 		name      string

@@ -141,7 +141,8 @@ tools:
 	 "schema": {"type": "object", "properties": {"customer_id": {"type": "integer", "maximum": 1152921504606846976}, "rate": {"type": "number", "default": 1e3}}, "required": ["customer_id"]},
 	 "command": ["/bin/cat"], "idempotent": true, "early_read": true},
 	{"name": "echo", "signature": "echo(**arguments)", "command": "/bin/cat", "timeout": "5s"}]}`
-	for name, text := range map[string]string{"YAML": yaml, "JSON": json, "YAML with CRLF": strings.ReplaceAll(yaml, "\n", "\r\n")} {
+	commented := strings.ReplaceAll(strings.ReplaceAll(yaml, ":\n", ": # why\n"), "- name", "# between\n- name") + "# end\n"
+	for name, text := range map[string]string{"YAML": yaml, "JSON": json, "YAML with comments": commented, "YAML with CRLF": strings.ReplaceAll(yaml, "\n", "\r\n")} {
 		f, err := Load(strings.NewReader(text), t.TempDir())
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

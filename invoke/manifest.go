@@ -41,6 +41,8 @@ type ToolSpec struct {
 	Call func(ctx context.Context, args json.RawMessage) (any, error)
 	// AllowEarlyRead lets a program start the call before it needs the value.
 	// Set it only for reads that give the same value during the whole run (B13).
+	// An early read is bounded by its run; the deadline of a call bounds the
+	// waiting for it.
 	AllowEarlyRead bool
 	// Idempotent says that running the call twice does no more than running it
 	// once. Only the host can know that (K5).

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -298,8 +299,34 @@ func TestSignatureFromSchema(t *testing.T) { // W24
 		`{"type":"array"}`: "",
 		`[]`:               "",
 	} {
-		if got := signature("f", json.RawMessage(schema)); got != want {
+		got := signature("f", json.RawMessage(schema))
+		if got != want {
 			t.Errorf("%.100s:\n got %s\nwant %s", schema, got, want)
 		}
+		if got == "" || got == "f(...)" {
+			continue
+		}
+		// The Python guest parses it as a function's header.
+		if out, err := exec.Command("/usr/bin/python3", "-Ic", "import ast,sys; ast.parse('def '+sys.argv[1]+': pass')", got).CombinedOutput(); err != nil {
+			t.Errorf("%s is no Python: %s", got, out)
+		}
 	}
+}
+
+func FuzzSignature(f *testing.F) { // W24
+	f.Add(`{"type":"object","properties":{"a":{"type":"integer","default":1},"b-c":{}},"required":["a"]}`)
+	f.Fuzz(func(t *testing.T, schema string) {
+		got := signature("f", json.RawMessage(schema))
+		if got == "" {
+			return
+		}
+		if !strings.HasPrefix(got, "f(") || !strings.HasSuffix(got, ")") || len(got) > maxSignature {
+			t.Errorf("%q", got)
+		}
+		for _, r := range got {
+			if r < ' ' || r > '~' {
+				t.Errorf("%q in %q", r, got)
+			}
+		}
+	})
 }

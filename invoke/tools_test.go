@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -702,10 +705,7 @@ func TestConcurrentPrepareAndResolve(t *testing.T) { // B12, I19
 
 // TestChannelAndChainTogether drives a run through the call channel's own server.
 func TestChannelAndChainTogether(t *testing.T) { // I24, W36, D4, B9
-	parent, child, err := wire.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	parent, child := net.Pipe()
 	var log strings.Builder
 	tools, rec := newTools(t, Manifest{
 		"read": {AllowEarlyRead: true, Call: func(_ context.Context, args json.RawMessage) (any, error) { return args, nil }},
@@ -714,7 +714,7 @@ func TestChannelAndChainTogether(t *testing.T) { // I24, W36, D4, B9
 	run := newRun(t, tools)
 	served := make(chan error, 1)
 	go func() {
-		served <- wire.NewServer(parent, run.Handle, wire.WithBudget(&wire.Budget{MaxCalls: 5}), wire.WithOnRefused(run.Refused)).Serve(context.Background())
+		served <- wire.NewServer(parent, run.Handle, wire.WithBudget(&wire.Budget{MaxCalls: 5}), wire.WithMaxCallDeadline(time.Second), wire.WithOnRefused(run.Refused)).Serve(context.Background())
 	}()
 	client := wire.NewClient(child)
 	want := []struct {
@@ -730,17 +730,7 @@ func TestChannelAndChainTogether(t *testing.T) { // I24, W36, D4, B9
 		{"read", `{}`, toolfail.Quota, ""},
 	}
 	for _, c := range want {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		if c.tool == "hang" {
-			// The child's own limit travels as deadline_ms.
-			cancel()
-			ctx, cancel = context.WithTimeout(context.Background(), 200*time.Millisecond)
-		}
-		resp, err := client.Call(ctx, c.tool, c.args)
-		cancel()
-		if c.tool == "hang" && err != nil {
-			continue // its waiter may be faster than the answer
-		}
+		resp, err := client.Call(context.Background(), c.tool, c.args)
 		if err != nil || resp.Kind != string(c.kind) || resp.Value != c.value {
 			t.Errorf("%s(%s) = %+v, %v", c.tool, c.args, resp, err)
 		}
@@ -757,7 +747,8 @@ func TestChannelAndChainTogether(t *testing.T) { // I24, W36, D4, B9
 	for _, r := range rec.take() {
 		got = append(got, fmt.Sprintf("%s %v %s", r.Call.Name, r.Allowed, toolfail.Of(r.Err)))
 	}
-	if text := strings.Join(got, ", "); text != "read true , Read false invalid, read true , hang true transient, read false quota" {
+	slices.Sort(got) // the server answers an expired call before its record is made
+	if text := strings.Join(got, ", "); text != "Read false invalid, hang true transient, read false quota, read true , read true " {
 		t.Errorf("records: %s", text)
 	}
 	if n := strings.Count(log.String(), `"event":"end"`); n != 5 {
@@ -800,4 +791,32 @@ func FuzzHandle(f *testing.F) { // B4, B6, B12, K1
 			t.Errorf("%d records", n.Load())
 		}
 	})
+}
+
+func BenchmarkHandle(b *testing.B) {
+	schema := json.RawMessage(`{"type":"object","properties":{"id":{"type":"integer","minimum":1}},"required":["id"]}`)
+	call := func(_ context.Context, args json.RawMessage) (any, error) { return args, nil }
+	for _, c := range []struct {
+		name, tool string
+		o          Options
+	}{
+		{"bare", "bare", Options{}},
+		{"schema", "schema", Options{}},
+		{"audit", "bare", Options{Audit: NewAudit(io.Discard, AuditOptions{})}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			tools, err := NewTools(Manifest{"bare": {Call: call}, "schema": {Call: call, Schema: schema}}, []Stage{AllowOnly("bare", "schema")}, c.o)
+			if err != nil {
+				b.Fatal(err)
+			}
+			run := tools.NewRun(context.Background(), "bench")
+			defer run.Close()
+			b.ReportAllocs()
+			for b.Loop() {
+				if resp, _ := run.Handle(context.Background(), wire.Request{V: 1, ID: "1", Tool: c.tool, Args: `{"id":17}`}); !resp.OK {
+					b.Fatal(resp)
+				}
+			}
+		})
+	}
 }

@@ -73,6 +73,10 @@ func (c *channels) serve(id string, s *Script, b Budget) {
 		wire.WithMaxInflight(b.Inflight),
 		wire.WithBudget(&wire.Budget{MaxCalls: b.MaxCalls, MaxBytes: b.MaxBytes}),
 	}
+	if c.run != nil {
+		// What the server itself turns away is on record, too.
+		options = append(options, wire.WithOnRefused(c.run.Refused))
+	}
 	if b.CallDeadline > 0 {
 		options = append(options, wire.WithMaxCallDeadline(b.CallDeadline))
 	}

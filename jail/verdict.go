@@ -78,7 +78,7 @@ func (j *Jail) decide(r *Report, f *facts) {
 			r.Error = err.Error()
 		}
 		r.Memory.Scope = string(scope)
-		set(CauseMemory, toolfail.Quota, "out of memory: the kernel killed %d processes, limit of %s", r.Memory.OOMKills, r.Memory.Scope)
+		set(CauseMemory, toolfail.Quota, "out of memory: processes killed by the kernel: %d, limit: %s", r.Memory.OOMKills, r.Memory.Scope)
 	case f.cpu:
 		set(CauseCPUTime, toolfail.Quota, "used up %s of cpu time", b.CPUTime)
 	case f.output:

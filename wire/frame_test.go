@@ -167,6 +167,21 @@ func TestOtherReadErrorsPassThrough(t *testing.T) {
 	}
 }
 
+// L5, L6: a frame that arrives in a million pieces costs what its bytes cost.
+func TestManySmallPiecesCostNoMore(t *testing.T) {
+	const size = 1 << 20
+	stream := append(header(size), make([]byte, size)...)
+	grown := allocated(func() {
+		frame, err := ReadFrame(iotest.OneByteReader(bytes.NewReader(stream)), nil)
+		if err != nil || len(frame) != size {
+			t.Errorf("read %d bytes, %v", len(frame), err)
+		}
+	})
+	if grown > 4*size {
+		t.Errorf("%d bytes allocated for a frame of %d", grown, size)
+	}
+}
+
 // A deadline in the middle of a frame must not lose the bytes before it.
 func TestFrameReaderGoesOnAfterATemporaryError(t *testing.T) {
 	var stream bytes.Buffer

@@ -69,14 +69,16 @@ func WithBudget(b *Budget) ServerOption {
 
 // WithMaxArgsBytes sets the longest args of one call in bytes, decoded. n <= 0 is
 // DefaultMaxArgsBytes. A longer one is answered with class invalid and is not
-// accepted. The frame's limit holds in any case.
+// accepted. A limit above MaxFrameBytes makes Serve fail, since it could not hold
+// (L9).
 func WithMaxArgsBytes(n int) ServerOption {
 	return func(s *Server) { s.maxArgs = positive(n, DefaultMaxArgsBytes) }
 }
 
 // WithMaxValueBytes sets the longest value of one response in bytes, before
 // escaping. n <= 0 is DefaultMaxValueBytes. A longer one is replaced by a failure
-// of class quota, never cut. The frame's limit holds in any case, after escaping.
+// of class quota, never cut, and so is one that makes too large a frame after
+// escaping. A limit above MaxFrameBytes makes Serve fail (L9).
 func WithMaxValueBytes(n int) ServerOption {
 	return func(s *Server) { s.maxValue = positive(n, DefaultMaxValueBytes) }
 }
@@ -218,6 +220,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	if err := s.budget.validate(); err != nil {
 		return fmt.Errorf("serve calls: %w", err)
+	}
+	if n := max(s.maxArgs, s.maxValue); n > MaxFrameBytes {
+		return fmt.Errorf("serve calls: limit of %d bytes for args or value: %w", n, ErrFrameTooLarge)
 	}
 	if n := s.budget.MaxCalls; 0 < n && n <= maxSeenCalls {
 		s.seen = make(map[string]struct{})
