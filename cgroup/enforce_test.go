@@ -169,6 +169,24 @@ func TestOOMIsToldAfterwards(t *testing.T) {
 	}
 }
 
+// J15, D1: what a program does to look OOM-killed is none.
+func TestWhatOnlyLooksLikeAnOOMKill(t *testing.T) {
+	h := need(t, Memory)
+	for _, script := range []string{"exit 137", "kill -KILL $$", "echo oom_kill 1; exit 9"} {
+		leaf := newTestLeaf(t, h, Limits{Memory: 64 * mib})
+		fired := leaf.OOM()
+		start(t, leaf, exec.Command("/bin/sh", "-c", script)).wait()
+		if s, err := leaf.Stats(); err != nil || s.OOMKills != 0 {
+			t.Errorf("%s: Stats = %+v, %v", script, s, err)
+		}
+		select {
+		case <-fired:
+			t.Errorf("%s: OOM fired", script)
+		default:
+		}
+	}
+}
+
 // C3: a process that is killed at exec, before it runs an instruction of its own.
 func TestMemoryTooSmallForTheProgramItself(t *testing.T) {
 	h := need(t, Memory)
@@ -395,19 +413,24 @@ func TestBandwidth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(1500 * time.Millisecond)
+	var s Stats
+	within("it is throttled", 20*time.Second, func() bool {
+		if s, err = leaf.Stats(); err != nil {
+			t.Fatal(err)
+		}
+		return s.ThrottledPeriods >= 8
+	})
 	to, err := leaf.CPUUsage()
 	wall := time.Since(begin)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// One more period's worth may be had, and a slice on each core.
-	if used, most := to-from, time.Duration(0.2*float64(wall))+60*time.Millisecond; used > most || used < 10*time.Millisecond {
+	if used, most := to-from, time.Duration(0.3*float64(wall))+100*time.Millisecond; used > most {
 		t.Errorf("used %v in %v, at most %v were to be had", used, wall, most)
 	}
-	s, err := leaf.Stats()
-	if err != nil || s.Throttled <= 0 || s.ThrottledPeriods < 3 {
-		t.Errorf("Stats = %+v, %v", s, err)
+	if s.Throttled <= 0 {
+		t.Errorf("Stats = %+v", s)
 	}
 	plain := newTestLeaf(t, h, Limits{CPUTime: true})
 	if s, err := plain.Stats(); err != nil || s.Throttled != -1 || s.ThrottledPeriods != -1 {

@@ -59,7 +59,7 @@ func ExampleNewTools() {
 	// stock(sku: str) - Units of an article on the shelf.
 	// ok true, value "{\"units\":12}", kind "", error ""
 	// ok false, value "", kind "permanent", error "no article B-9"
-	// ok false, value "", kind "invalid", error "stock: arguments do not match the tool's schema: got number, want string at /sku"
+	// ok false, value "", kind "invalid", error "stock: arguments do not match the tool's schema: type: 5 has type \"integer\", want \"string\" at /sku"
 }
 
 // MCP servers are named in a tools file, here one at a URL; one that is a

@@ -1,17 +1,17 @@
 package invoke
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/santhosh-tekuri/jsonschema/v6"
-	"golang.org/x/text/language"
-	"golang.org/x/text/message"
+	"github.com/google/jsonschema-go/jsonschema"
 )
 
 const (
@@ -20,10 +20,6 @@ const (
 	// the square of the digits.
 	maxNumberText = 400
 	maxExponent   = 400
-	// maxExplained is how many separators arguments may have for a refusal to
-	// name the places that do not match. Beyond it the list itself would cost
-	// the host more memory than the arguments do.
-	maxExplained = 2000
 	// maxReason bounds the text of a refusal.
 	maxReason = 512
 	// schemaSlots is how many arguments are decoded for validation at once. One
@@ -31,74 +27,101 @@ const (
 	schemaSlots = 4
 )
 
-// argSchema is a compiled JSON Schema for the arguments of one tool.
-type argSchema struct {
-	// fast only tells yes or no and stops at the first mismatch; full collects
-	// every mismatch.
-	fast, full *jsonschema.Schema
-}
+// argSchema is a JSON Schema for the arguments of one tool, ready to validate.
+type argSchema struct{ resolved *jsonschema.Resolved }
 
 // noLoader refuses every reference that leaves the schema, so that compiling a
 // schema reads no file and makes no connection.
-type noLoader struct{}
-
-func (noLoader) Load(url string) (any, error) {
-	return nil, fmt.Errorf("reference to %s: a schema must be whole in itself", Quote(url, maxArgsShown))
+func noLoader(u *url.URL) (*jsonschema.Schema, error) {
+	return nil, fmt.Errorf("reference to %s: a schema must be whole in itself", Quote(u.String(), maxArgsShown))
 }
 
 func compileSchema(raw json.RawMessage) (*argSchema, error) {
-	const full, fast = "mem:///args.json", "mem:///fast.json"
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if len(raw) == 0 || raw[0] != '{' {
+		return nil, errors.New("schema is not an object")
+	}
+	var s jsonschema.Schema
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return nil, err
+	}
+	if err := checkTypes(&s); err != nil {
+		return nil, err
+	}
+	resolved, err := s.Resolve(&jsonschema.ResolveOptions{Loader: noLoader})
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := doc.(map[string]any); !ok {
-		return nil, errors.New("schema is not an object")
+	return &argSchema{resolved}, nil
+}
+
+// jsonTypes are the values of "type".
+var jsonTypes = []string{"array", "boolean", "integer", "null", "number", "object", "string"}
+
+// checkTypes refuses what the library takes in silence and can never match:
+// unknown types and steps that are not positive.
+func checkTypes(s *jsonschema.Schema) error {
+	if s == nil {
+		return nil
 	}
-	c := jsonschema.NewCompiler()
-	c.DefaultDraft(jsonschema.Draft2020)
-	c.UseLoader(noLoader{})
-	if err := c.AddResource(full, doc); err != nil {
-		return nil, err
+	for _, t := range append(s.Types, s.Type) {
+		if t != "" && !slices.Contains(jsonTypes, t) {
+			return fmt.Errorf("type %s is none of %s", Quote(t, 32), strings.Join(jsonTypes, ", "))
+		}
 	}
-	// Inside of "not" the validator collects no errors.
-	not := map[string]any{"not": map[string]any{"not": map[string]any{"$ref": full}}}
-	if err := c.AddResource(fast, not); err != nil {
-		return nil, err
+	if s.MultipleOf != nil && *s.MultipleOf <= 0 {
+		return fmt.Errorf("multipleOf %v is not positive", *s.MultipleOf)
 	}
-	var s argSchema
-	if s.full, err = c.Compile(full); err != nil {
-		return nil, err
+	return eachSubschema(s, checkTypes)
+}
+
+// eachSubschema calls f for the schemas directly inside of s. Its depth is that
+// of the tools file, which is the host's.
+func eachSubschema(s *jsonschema.Schema, f func(*jsonschema.Schema) error) error {
+	v := reflect.ValueOf(s).Elem()
+	for i := range v.NumField() {
+		switch x := v.Field(i).Interface().(type) {
+		case *jsonschema.Schema:
+			if err := f(x); err != nil {
+				return err
+			}
+		case []*jsonschema.Schema:
+			for _, sub := range x {
+				if err := f(sub); err != nil {
+					return err
+				}
+			}
+		case map[string]*jsonschema.Schema:
+			for _, sub := range x {
+				if err := f(sub); err != nil {
+					return err
+				}
+			}
+		}
 	}
-	if s.fast, err = c.Compile(fast); err != nil {
-		return nil, err
-	}
-	return &s, nil
+	return nil
 }
 
 // check returns the reason why args, a valid JSON text, does not match; empty
 // means that it matches.
 func (s *argSchema) check(args string) (reason string) {
-	separators, reason := scanNumbers(args)
-	if reason != "" {
+	if reason := scanNumbers(args); reason != "" {
 		return reason
 	}
-	v, err := jsonschema.UnmarshalJSON(strings.NewReader(args))
-	if err != nil {
+	// As doubles, for judging only: the tool gets the text. Integers from 2^53
+	// up are compared with the bounds of a schema as the nearest double.
+	var v any
+	if err := json.Unmarshal([]byte(args), &v); err != nil {
 		return cutText("arguments: "+err.Error(), maxReason)
 	}
-	if s.fast.Validate(v) == nil {
-		return ""
+	if err := s.resolved.Validate(v); err != nil {
+		return cutText("arguments do not match the tool's schema: "+explain(err), maxReason)
 	}
-	if separators > maxExplained {
-		return "arguments do not match the tool's schema"
-	}
-	return explain(s.full.Validate(v))
+	return ""
 }
 
-// scanNumbers counts the commas and colons of a JSON text outside of its
-// strings, and refuses a number that is too long to compute with.
-func scanNumbers(text string) (separators int, reason string) {
+// scanNumbers refuses a JSON text with a number that is too long to compute
+// with.
+func scanNumbers(text string) (reason string) {
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '"':
@@ -107,8 +130,6 @@ func scanNumbers(text string) (separators int, reason string) {
 					i++
 				}
 			}
-		case c == ',' || c == ':':
-			separators++
 		case c == '-' || '0' <= c && c <= '9':
 			start := i
 			for i < len(text) && strings.IndexByte("+-.0123456789eE", text[i]) >= 0 {
@@ -117,41 +138,30 @@ func scanNumbers(text string) (separators int, reason string) {
 			token := text[start:i]
 			i--
 			if len(token) > maxNumberText {
-				return separators, fmt.Sprintf("arguments: number of %d characters: longer than %d", len(token), maxNumberText)
+				return fmt.Sprintf("arguments: number of %d characters: longer than %d", len(token), maxNumberText)
 			}
 			if e := strings.IndexAny(token, "eE"); e >= 0 {
 				if n, err := strconv.Atoi(token[e+1:]); err != nil || n > maxExponent || n < -maxExponent {
-					return separators, fmt.Sprintf("arguments: number %s: exponent beyond %d", Quote(token, 32), maxExponent)
+					return fmt.Sprintf("arguments: number %s: exponent beyond %d", Quote(token, 32), maxExponent)
 				}
 			}
 		}
 	}
-	return separators, ""
+	return ""
 }
 
-// explain names up to three places that do not match.
+// explain says what does not match and where, in the arguments' terms rather than
+// the schema's as far as the validator tells.
 func explain(err error) string {
-	var top *jsonschema.ValidationError
-	if !errors.As(err, &top) {
-		return "arguments do not match the tool's schema"
+	text := err.Error()
+	if i := strings.LastIndex(text, "validating "); i >= 0 {
+		text = text[i+len("validating "):]
 	}
-	printer := message.NewPrinter(language.English)
-	var parts []string
-	queue := []*jsonschema.ValidationError{top}
-	for len(queue) > 0 && len(parts) < 3 {
-		e := queue[0]
-		queue = queue[1:]
-		if len(e.Causes) > 0 {
-			queue = append(queue, e.Causes...)
-			continue
-		}
-		at := ""
-		if len(e.InstanceLocation) > 0 {
-			at = " at /" + strings.Join(e.InstanceLocation, "/")
-		}
-		parts = append(parts, e.ErrorKind.LocalizedString(printer)+at)
+	where, what, ok := strings.Cut(text, ": ")
+	if !ok || where == "root" || !strings.HasPrefix(where, "/") {
+		return strings.TrimPrefix(text, "root: ")
 	}
-	return cutText("arguments do not match the tool's schema: "+strings.Join(parts, "; "), maxReason)
+	return what + " at " + strings.ReplaceAll(where, "/properties/", "/")
 }
 
 // argChecker validates the arguments of several tools and bounds how many it

@@ -63,7 +63,7 @@ func TestTools(t *testing.T) {
 		{"stock", `{"sku":"' OR 1=1 --"}`, "permanent", `no article "' OR 1=1 --"`},
 		{"orders", `{"customer_id":"1 OR 1=1"}`, "invalid", "at /customer_id"},
 		{"orders", `{"customer_id":1,"sql":"x"}`, "invalid", "sql"},
-		{"customers", `[]`, "invalid", "want object"},
+		{"customers", `[]`, "invalid", `want "object"`},
 		{"Customers", `{}`, "invalid", "no such tool"},
 	} {
 		resp, err := run.Handle(context.Background(), wire.Request{V: wire.Version, ID: "1", Tool: c.tool, Args: c.args})
