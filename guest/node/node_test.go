@@ -545,8 +545,12 @@ func TestEarlyRead(t *testing.T) {
 			}
 		})
 	}
+	// An early read that nobody asks for does not keep the program alive.
+	o := runWith(t, program+"export default 1", guesttest.Early(func(*guesttest.Calls, wire.Request) {}))
+	guesttest.WantOK(t, o, "1")
+
 	// 50 early reads are under way at once, before anybody asks for a value.
-	o := runWith(t, "const fs = Array.from({length: 50}, (_, i) => host.prepare.echo({i}));\nexport default (await Promise.all(fs)).every((x) => x === 'ordinary')", guesttest.Early(guesttest.Gather(t, 50)))
+	o = runWith(t, "const fs = Array.from({length: 50}, (_, i) => host.prepare.echo({i}));\nexport default (await Promise.all(fs)).every((x) => x === 'ordinary')", guesttest.Early(guesttest.Gather(t, 50)))
 	guesttest.WantOK(t, o, "true")
 
 	o = runWith(t, "const f = host.prepare.search({a: 1});\ntry { await f; } catch (e) { globalThis.result = [e.kind, e.tool, e.message]; }",

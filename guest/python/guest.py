@@ -959,6 +959,7 @@ def execute(source, bindings):
             sys.modules["threading"]._shutdown()
     except BaseException as e:
         _failed(e, source, outcome)
+    deafen()
     try:
         value = space.get("result", value)
         if not outcome.kind and value is not nothing:
@@ -1140,7 +1141,6 @@ def main():
     if source[:1] == "\ufeff":
         source = source[1:]
     outcome = execute(source, start["bindings"])
-    deafen()
     flush()
     if not _CHANNELS.child:
         send_result(start["result_id"], outcome)
