@@ -66,8 +66,15 @@ func Probe() (*Host, error) {
 	}
 	last.Lock()
 	defer last.Unlock()
-	if last.host != nil && bytes.Equal(groups, last.groups) && bytes.Equal(mounts, last.mounts) {
-		return last.host, nil
+	if last.host != nil && bytes.Equal(groups, last.groups) {
+		if bytes.Equal(mounts, last.mounts) {
+			return last.host, nil
+		}
+		// Mounts come and go on a host, and few of them are cgroups.
+		if slices.Equal(cgroupMounts(mounts), last.host.mounts) {
+			last.mounts = mounts
+			return last.host, nil
+		}
 	}
 	h := &Host{
 		mounts: cgroupMounts(mounts),

@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -328,12 +330,68 @@ func (d *pinDir) readRecord(name string) (record, error) {
 	if err != nil {
 		return r, err
 	}
+	// The time of the last use, for evict.
+	_ = unix.UtimesNanoAt(fd, "", nil, unix.AT_EMPTY_PATH)
 	return r, json.Unmarshal(buf[:n], &r)
 }
+
+// maxPins bounds how many templates stay pinned: each is a few mounts of the
+// kernel's, and runs with ever new binds make ever new ones.
+const maxPins = 32
+
+// evict drops the templates that were not used for longest until there is room
+// for one more. The caller holds the lock.
+func (d *pinDir) evict() error {
+	names, err := d.names()
+	if err != nil {
+		return err
+	}
+	used := map[string]int64{}
+	for _, n := range names {
+		var st unix.Stat_t
+		if unix.Fstatat(d.fd, n+".json", &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+			used[n] = st.Mtim.Nano()
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(used[a], used[b]) })
+	for len(names) >= maxPins {
+		d.unpin(names[0])
+		names = names[1:]
+	}
+	return nil
+}
+
+// names lists the templates that are, or should be, pinned here.
+func (d *pinDir) names() ([]string, error) {
+	// A handle of its own: reading a directory moves its offset.
+	fd, err := unix.Openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), d.path)
+	defer f.Close()
+	all, err := f.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, n := range all {
+		if _, err := hex.DecodeString(n); err == nil && len(n) == nameLen {
+			names = append(names, n)
+		}
+	}
+	return names, nil
+}
+
+// nameLen is the length of a template's name in hexadecimal digits.
+const nameLen = 32
 
 // pin binds a namespace to its name. The caller holds the lock.
 func (d *pinDir) pin(name string, ns *os.File) error {
 	d.unpin(name)
+	if err := d.evict(); err != nil {
+		return err
+	}
 	r, err := describe(int(ns.Fd()))
 	if err != nil {
 		return err
@@ -397,21 +455,12 @@ func (c *Cache) Drop() ([]string, error) {
 	if err := d.lock(); err != nil {
 		return nil, err
 	}
-	names, err := os.ReadDir(c.dir())
+	dropped, err := d.names()
 	if err != nil {
 		return nil, err
 	}
-	var dropped []string
-	for _, n := range names {
-		name := n.Name()
-		if len(name) != 32 {
-			continue
-		}
-		if _, err := hex.DecodeString(name); err != nil {
-			continue
-		}
+	for _, name := range dropped {
 		d.unpin(name)
-		dropped = append(dropped, name)
 	}
 	if err := unix.Unmount(c.dir(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 		return dropped, &os.PathError{Op: "unmount", Path: c.dir(), Err: err}

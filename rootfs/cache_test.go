@@ -218,6 +218,27 @@ func TestSpoiledPinsAreRebuilt(t *testing.T) {
 	}
 }
 
+// Ever new roots do not leave ever more mounts behind: the template that was
+// not used for longest goes first.
+func TestPinsAreBounded(t *testing.T) {
+	dir := cacheDir(t)
+	root := func(i int) Config { return Config{Files: []File{{Name: "n", Data: []byte{byte(i)}}}} }
+	first := id(t, open(t, dir, root(0)))
+	for i := 1; i < maxPins+5; i++ {
+		open(t, dir, root(i))
+		if got := id(t, open(t, dir, root(0))); got != first {
+			t.Fatalf("template in use was dropped after %d others", i)
+		}
+	}
+	b, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(b), " "+dir+"/"); n > maxPins || n < maxPins-1 {
+		t.Errorf("%d pins, want about %d", n, maxPins)
+	}
+}
+
 func write(t *testing.T, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
