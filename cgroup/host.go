@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"slices"
+	"reflect"
 	"strings"
 	"sync"
 
@@ -71,7 +71,7 @@ func Probe() (*Host, error) {
 			return last.host, nil
 		}
 		// Mounts come and go on a host, and few of them are cgroups.
-		if slices.Equal(cgroupMounts(mounts), last.host.mounts) {
+		if reflect.DeepEqual(cgroupMounts(mounts), last.host.mounts) {
 			last.mounts = mounts
 			return last.host, nil
 		}
