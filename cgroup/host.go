@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -67,15 +66,10 @@ func Probe() (*Host, error) {
 	}
 	last.Lock()
 	defer last.Unlock()
-	if last.host != nil && bytes.Equal(groups, last.groups) {
-		if bytes.Equal(mounts, last.mounts) {
-			return last.host, nil
-		}
-		// Mounts come and go on a host, and few of them are cgroups.
-		if reflect.DeepEqual(cgroupMounts(mounts), last.host.mounts) {
-			last.mounts = mounts
-			return last.host, nil
-		}
+	// Mounts come and go on a host; few of them have to do with cgroups.
+	mounts = aroundCgroups(mounts)
+	if last.host != nil && bytes.Equal(groups, last.groups) && bytes.Equal(mounts, last.mounts) {
+		return last.host, nil
 	}
 	h := &Host{
 		mounts: cgroupMounts(mounts),

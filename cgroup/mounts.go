@@ -19,6 +19,36 @@ type mount struct {
 	options []string // names the controllers on v1
 }
 
+// aroundCgroups returns the lines of a mountinfo file that are about cgroup
+// mounts, or about mounts at, above or below their mount points, which can hide
+// them.
+func aroundCgroups(mountinfo []byte) []byte {
+	points := []string{"/sys/fs/cgroup"}
+	for _, m := range cgroupMounts(mountinfo) {
+		points = append(points, m.point)
+	}
+	var kept []byte
+	for line := range bytes.Lines(mountinfo) {
+		f := bytes.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		at := unescape(string(f[4]))
+		for _, p := range points {
+			if under(at, p) || under(p, at) {
+				kept = append(kept, line...)
+				break
+			}
+		}
+	}
+	return kept
+}
+
+// under tells whether a path is dir or below it.
+func under(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
+
 // cgroupMounts returns the cgroup mounts among the lines of a mountinfo file.
 // Lines that have not its form are skipped: they are not cgroup mounts.
 func cgroupMounts(mountinfo []byte) []mount {

@@ -339,3 +339,30 @@ func FuzzKeyed(f *testing.F) {
 		}
 	})
 }
+
+// Mounts that have nothing to do with cgroups do not count as a change; those
+// that can hide one do.
+func TestAroundCgroups(t *testing.T) {
+	const cgroup = "38 31 0:35 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+	for _, c := range []struct {
+		line string
+		kept bool
+	}{
+		{"22 1 254:0 / / rw - ext4 /dev/vda rw\n", true},
+		{"23 22 0:20 / /sys rw - sysfs sysfs rw\n", true},
+		{"31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n", true},
+		{"40 38 0:40 / /sys/fs/cgroup/memory/a rw - tmpfs tmpfs rw\n", true},
+		{"41 22 0:41 / /run/jail rw - ext4 /dev/vda rw\n", false},
+		{"42 22 0:42 / /sys/fs/cgroupx rw - tmpfs tmpfs rw\n", false},
+		{"43 22 0:43 / /s rw - tmpfs tmpfs rw\n", false},
+		{"short\n", false},
+	} {
+		want := cgroup
+		if c.kept {
+			want = c.line + cgroup
+		}
+		if got := string(aroundCgroups([]byte(c.line + cgroup))); got != want {
+			t.Errorf("%q: kept %q", c.line, got)
+		}
+	}
+}
