@@ -79,7 +79,7 @@ func (p *plan) build(work string) (ns *os.File, err error) {
 	cmd := exec.Cmd{
 		Path:       "/proc/self/exe",
 		Args:       []string{helperName},
-		Env:        []string{helperEnv + "=1", helperWork + "=" + work, "GOMAXPROCS=2"},
+		Env:        []string{helperEnv + "=1", helperWork + "=" + work, "GOMAXPROCS=2", "GOGC=off"},
 		Stdin:      strings.NewReader(string(in)),
 		Stderr:     &stderr,
 		ExtraFiles: []*os.File{theirs},
@@ -168,11 +168,13 @@ func helper() {
 	logrus.SetOutput(io.Discard)
 	var p plan
 	var r reply
-	var ns int
+	ns, end := -1, func() {}
 	err := json.NewDecoder(os.Stdin).Decode(&p)
 	if err == nil {
-		ns, err = p.construct(os.Getenv(helperWork))
+		ns, end, err = p.construct(os.Getenv(helperWork))
 	}
+	// After the reply: nobody waits for the clean-up.
+	defer end()
 	var oob []byte
 	if err != nil {
 		r.Err, r.Bad = err.Error(), errors.Is(err, ErrInvalid)
@@ -182,70 +184,69 @@ func helper() {
 	} else {
 		oob = unix.UnixRights(ns)
 	}
-	b, err := json.Marshal(r)
-	if err != nil {
-		os.Exit(1)
-	}
-	if err := unix.Sendmsg(helperSocket, b, oob, nil, 0); err != nil {
-		os.Exit(1)
-	}
+	b, _ := json.Marshal(r) // strings and booleans only
+	// A launcher that is gone wants no reply.
+	_ = unix.Sendmsg(helperSocket, b, oob, nil, unix.MSG_NOSIGNAL)
+	unix.Close(helperSocket)
 }
 
 // construct builds the root below work, an existing directory that a private
-// tmpfs covers, and returns a descriptor of the namespace that holds it.
-func (p *plan) construct(work string) (int, error) {
+// tmpfs covers, and returns a descriptor of the namespace that holds it. The
+// caller calls end once it has made use of that.
+func (p *plan) construct(work string) (ns int, end func(), err error) {
+	end = func() {}
 	if err := mount("tmpfs", work, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return -1, err
+		return -1, end, err
 	}
 	root, dev, state := filepath.Join(work, "root"), filepath.Join(work, "dev"), filepath.Join(work, "state")
 	for _, d := range []string{root, dev, state} {
 		if err := os.Mkdir(d, 0o755); err != nil {
-			return -1, err
+			return -1, end, err
 		}
 	}
 	if err := p.layDev(dev); err != nil {
-		return -1, fmt.Errorf("make /dev: %w", err)
+		return -1, end, fmt.Errorf("make /dev: %w", err)
 	}
 	if err := p.layRoot(root); err != nil {
-		return -1, err
+		return -1, end, err
 	}
 	if err := p.checkTargets(root); err != nil {
-		return -1, err
+		return -1, end, err
 	}
 	for i := range p.Binds {
 		var err error
 		if p.Binds[i].IDMap, err = p.idmapWorks(p.Binds[i]); err != nil {
-			return -1, err
+			return -1, end, err
 		}
 	}
 
 	if err := readOnlyCgroups(); err != nil {
-		return -1, err
+		return -1, end, err
 	}
 	c, err := libcontainer.Create(state, "template", p.config(root, dev))
 	if err != nil {
-		return -1, fmt.Errorf("create template: %w", err)
+		return -1, end, fmt.Errorf("create template: %w", err)
 	}
 	no := false
 	process := &libcontainer.Process{Args: []string{"/proc/self/exe"}, Env: []string{}, Cwd: "/", Init: true, NoNewPrivileges: &no}
 	if err := c.Start(process); err != nil {
-		return -1, fmt.Errorf("build template: %w", err)
+		return -1, end, fmt.Errorf("build template: %w", err)
 	}
 	// It waits at its exec fifo with the root complete, and is never let on.
-	defer func() {
+	end = func() {
 		_ = process.Signal(unix.SIGKILL)
 		_, _ = process.Wait()
-	}()
+	}
 	pid, err := process.Pid()
 	if err != nil {
-		return -1, fmt.Errorf("build template: %w", err)
+		return -1, end, fmt.Errorf("build template: %w", err)
 	}
 	name := fmt.Sprintf("/proc/%d/ns/mnt", pid)
-	ns, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	ns, err = unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: name, Err: err}
+		return -1, end, &os.PathError{Op: "open", Path: name, Err: err}
 	}
-	return ns, nil
+	return ns, end, nil
 }
 
 // readOnlyCgroups shows libcontainer a cgroup tree in which it can make nothing.

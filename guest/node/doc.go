@@ -36,6 +36,9 @@
 // The guest does not queue calls: above the host's in-flight cap they fail with
 // class rate_limited. A value that is no JSON text is given as that text.
 //
+// Node itself runs 11 threads, which count against max_pids, and takes 44 MB
+// (20.20 on x86-64).
+//
 // stdout and stderr are made to block when they are pipes, so that what was
 // printed is out when the process ends.
 package node
