@@ -492,21 +492,23 @@ func TestHandlerContextCarriesTheDeadline(t *testing.T) {
 // it or the timer is first.
 func TestHandlerThatGivesUpAtTheDeadline(t *testing.T) {
 	leaks(t)
-	parent, child := nonblockingPair(t)
-	s := serve(t, parent, child, func(ctx context.Context, r Request) (Response, error) {
-		<-ctx.Done()
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) || !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-			t.Errorf("context ends with %v, cause %v", ctx.Err(), context.Cause(ctx))
-		}
-		return Response{}, ctx.Err()
-	}, WithMaxCallDeadline(2*time.Millisecond))
-	for i := range 50 {
-		s.send(callText(fmt.Sprint(i), ""))
-		if r := s.receive(); r.ID != fmt.Sprint(i) || r.Kind != string(toolfail.Transient) {
+	for range 50 {
+		parent, child := nonblockingPair(t)
+		s := serve(t, parent, child, func(ctx context.Context, r Request) (Response, error) {
+			<-ctx.Done()
+			// The child ends the channel as soon as it has its answer: the handler
+			// must have learned of the deadline by then.
+			if ctx.Err() != context.DeadlineExceeded || context.Cause(ctx) != context.DeadlineExceeded {
+				t.Errorf("context ends with %v, cause %v", ctx.Err(), context.Cause(ctx))
+			}
+			return Response{}, ctx.Err()
+		}, WithMaxCallDeadline(2*time.Millisecond))
+		s.send(callText("a", ""))
+		if r := s.receive(); r.ID != "a" || r.Kind != string(toolfail.Transient) {
 			t.Fatalf("got %+v, want class transient once", r)
 		}
+		s.end()
 	}
-	s.end()
 }
 
 // A deadline's context is a context like any other.

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"example.com/jail/guest/node"
 	"example.com/jail/guest/python"
 	"example.com/jail/invoke"
 	"example.com/jail/jail"
@@ -86,6 +87,7 @@ var guests = map[string]struct {
 	argv   func(path string) []string
 }{
 	python.Suffix: {python.FileName, python.Source, python.Argv},
+	node.Suffix:   {node.FileName, node.Source, node.Argv},
 }
 
 func prepareScript(ctx context.Context, s *jail.Spec, file, guest, tools string) (cleanUp func(), err error) {
