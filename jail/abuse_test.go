@@ -304,7 +304,7 @@ func sum(t *testing.T, file string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
-// C1, C3, C5, C6, C7: memory in whatever shape counts, ends the jail with cause
+// C1, C3, C5, C6, C7, J3, J6: memory in whatever shape, from the first page on counts, ends the jail with cause
 // memory or fails in the program, and never passes the limit.
 func TestMemoryInEveryShape(t *testing.T) {
 	for _, c := range []struct {

@@ -229,8 +229,8 @@ func TestSetupFailures(t *testing.T) {
 	}
 }
 
-// C12: exactly the cap is delivered, everything is counted, both streams share
-// the budget.
+// C12, L30, L32: exactly the cap is delivered, everything is counted, both
+// streams share the budget; the marker is the launcher's own and no part of them.
 func TestOutputCapIsExact(t *testing.T) {
 	s := shell("while :; do echo out; echo err >&2; done")
 	s.Budget.MaxOutput = 54321

@@ -21,7 +21,7 @@ import (
 	"example.com/jail/rootfs"
 )
 
-// C10, J4: whatever a program does to be missed by a kill, nothing of it is
+// C10, E29, J4: whatever a program does to be missed by a kill, nothing of it is
 // alive after the wall clock, and the report comes at once.
 func TestNothingOutlivesTheWallClock(t *testing.T) {
 	for name, script := range map[string]string{
@@ -105,7 +105,7 @@ func TestPIDLimitCountsTheProgramOnly(t *testing.T) {
 	}
 }
 
-// C11: the end of the main process is the end of the jail, although a
+// C11, L36, L38: the end of the main process is the end of the jail, although a
 // grandchild holds its stdout; what was left is counted.
 func TestMainProcessEndsTheJail(t *testing.T) {
 	for _, c := range []struct {

@@ -17,9 +17,8 @@ import (
 	"example.com/jail/rootfs"
 )
 
-// Helpers are what the test binary does when it is run again: as a hostile
-// program inside a jail, or as a launcher to be killed. One that no test used
-// fails the run.
+// Helpers are what the test binary does when it is run again, as a launcher to be
+// killed. One that no test used fails the run.
 var (
 	helpers     = map[string]func(args []string){}
 	usedHelpers = map[string]bool{}
@@ -163,23 +162,6 @@ func shell(script string) jail.Spec { return command("/bin/sh", "-c", script) }
 
 func command(args ...string) jail.Spec {
 	return jail.Spec{Args: args, Budget: jail.DefaultBudget(), Templates: templates}
-}
-
-// helper returns a spec that runs a registered helper of this binary.
-func helper(t *testing.T, name string, args ...string) jail.Spec {
-	t.Helper()
-	if helpers[name] == nil {
-		t.Fatalf("no helper %s", name)
-	}
-	usedHelpers[name] = true
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := command(append([]string{"/opt/helper"}, args...)...)
-	s.Env = []string{helperEnv + "=" + name}
-	s.Root.Binds = []rootfs.Bind{{Source: exe, Target: "/opt/helper"}}
-	return s
 }
 
 // result is a run with what it printed.

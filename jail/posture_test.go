@@ -49,7 +49,7 @@ var postureVolatile = []struct {
 }
 
 // The whole posture, not spot checks: whatever a change gives to programs shows
-// here (J5, A2, A11, A14, A15, A17, A20, B11).
+// here (B15, J5, A2, A11, A14, A15, A17, A20, B11).
 func TestPosture(t *testing.T) {
 	s := shell(postureScript)
 	r := run(t, s)

@@ -41,6 +41,8 @@ func tool(f func(ctx context.Context, args json.RawMessage) (any, error)) invoke
 
 var echo = tool(func(_ context.Context, args json.RawMessage) (any, error) { return args, nil })
 
+// What a guest's Result says and what its end says are told apart, and a failure
+// of the program from one of anything else (B16, L34, L35).
 func TestScriptValues(t *testing.T) {
 	for _, c := range []struct {
 		name, program string
@@ -117,7 +119,7 @@ time.sleep(60)`, jail.CauseProtocol, toolfail.Permanent, "", ""},
 	}
 }
 
-// The main path of a call and its books: values cross exactly, the ledger and
+// B10, C7: the main path of a call and its books: values cross exactly, the ledger and
 // the guest's claim agree, time in tools is told apart.
 func TestCallsAndTheirLedger(t *testing.T) {
 	var records atomic.Int64
@@ -178,7 +180,7 @@ func meet(n int) invoke.ToolSpec {
 	})
 }
 
-// W35, W36, D4: the budget counts where the calls arrive; no number of requests
+// W35, W36, B14, D4: the budget counts where the calls arrive; no number of requests
 // makes the handler run once more, and the refusal is typed.
 func TestCallBudget(t *testing.T) {
 	var ran atomic.Int64
