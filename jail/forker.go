@@ -58,6 +58,10 @@ func forkInit(files []uintptr) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	// The image is among the files: ForkExec moves descriptors out of each
+	// other's way, to any number that is not one of them.
+	path := fmt.Sprintf("/proc/self/fd/%d", len(files))
+	files = append(files, image.Fd())
 	attr := syscall.ProcAttr{
 		Env:   []string{},
 		Files: files,
@@ -68,7 +72,7 @@ func forkInit(files []uintptr) (int, error) {
 			Pdeathsig: syscall.SIGKILL,
 		},
 	}
-	pid, err := syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", image.Fd()), []string{"jail-init"}, &attr)
+	pid, err := syscall.ForkExec(path, []string{"jail-init"}, &attr)
 	if err != nil {
 		return 0, fmt.Errorf("fork init: %w", err)
 	}

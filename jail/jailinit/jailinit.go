@@ -43,7 +43,7 @@ var Image = sync.OnceValues(func() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create memfd for the init: %w", err)
 	}
-	defer unix.Close(fd)
+	file := os.NewFile(uintptr(fd), "jail-init")
 	if n, err := unix.Write(fd, image); err != nil || n != len(image) {
 		return nil, fmt.Errorf("write %d bytes of the init: %d written: %w", len(image), n, err)
 	}
@@ -51,12 +51,7 @@ var Image = sync.OnceValues(func() (*os.File, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, fmt.Errorf("seal the init: %w", err)
 	}
-	// Out of the way of the descriptors that a fork places from 0 on.
-	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64)
-	if err != nil {
-		return nil, fmt.Errorf("duplicate the init's memfd: %w", err)
-	}
-	return os.NewFile(uintptr(high), "jail-init"), nil
+	return file, nil
 })
 
 // Request is all that the init is told.
