@@ -105,8 +105,15 @@ func residue() map[string]int {
 	})
 	mounts, _ := os.ReadFile("/proc/thread-self/mountinfo")
 	for _, line := range strings.Split(string(mounts), "\n") {
-		if f := strings.Fields(line); len(f) > 4 && !strings.HasPrefix(f[4], templates.Dir) && !strings.HasPrefix(f[4], rootfs.DefaultDir) {
-			r["mount "+f[4]]++
+		f := strings.Fields(line)
+		if len(f) < 5 || strings.HasPrefix(f[4], templates.Dir) || strings.HasPrefix(f[4], rootfs.DefaultDir) {
+			continue
+		}
+		// Where a launcher could leave one; other programs mount elsewhere.
+		for _, dir := range []string{"/run", "/proc", "/sys", "/dev", "/tmp", "/usr"} {
+			if f[4] == dir || strings.HasPrefix(f[4], dir+"/") {
+				r["mount "+f[4]]++
+			}
 		}
 	}
 	fds, _ := os.ReadDir("/proc/self/fd")
