@@ -70,9 +70,6 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if spec.Seccomp == nil {
-		go func() { _, _ = defaultFilter() }() // may take 3 ms, beside what follows
-	}
 	if err := spec.preflight(); err != nil {
 		return nil, err
 	}

@@ -12,9 +12,12 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 )
+
+// writeGrace is how long a frame may still take once its call's context ended:
+// enough for a write that is all but done, so that it does not cost the connection.
+const writeGrace = 100 * time.Millisecond
 
 // Client calls the parent's tools. Its methods are safe for concurrent use (W58).
 type Client struct {
@@ -72,8 +75,9 @@ func NewClient(rw io.ReadWriter) *Client {
 // The error wraps ctx.Err() if ctx ended, after which a response is dropped
 // (W57); ErrClosed if the connection ended, before or meanwhile (W55); and
 // ErrFrameTooLarge for a call that does not fit into a frame, of which nothing
-// was written. If ctx ends while the call's own frame is being written, the
-// connection is closed if it can be, since half a frame must not stay in it.
+// was written. If ctx ends while the call's own frame is being written, the write
+// has another 100 ms; then the connection is closed if it can be, since half a
+// frame must not stay in it.
 func (c *Client) Call(ctx context.Context, tool, args string) (Response, error) {
 	c.mu.Lock()
 	c.minted++
@@ -163,14 +167,16 @@ func (c *Client) send(ctx context.Context, req *Request) error {
 	if ctx.Done() != nil {
 		// A frame that was cut ends the channel: EOF is the only cancel signal
 		// there is (W48). Without an io.Closer the write goes on until the peer reads.
-		var settled atomic.Bool // by the end of the write or of ctx, whichever is first
+		written := make(chan struct{})
 		unhook := context.AfterFunc(ctx, func() {
-			if settled.CompareAndSwap(false, true) {
+			select {
+			case <-written:
+			case <-time.After(writeGrace):
 				c.fail(ctx.Err())
 			}
 		})
 		defer unhook()
-		defer settled.Store(true) // runs first
+		defer close(written) // runs first
 	}
 	if _, err := c.rw.Write(frame); err != nil {
 		c.fail(err)

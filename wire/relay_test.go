@@ -1,15 +1,15 @@
 package wire
 
 import (
-	"sync/atomic"
 	"testing"
 	"time"
 )
 
 // W30: who has the stream, step by step.
 func TestRelay(t *testing.T) {
-	var handed atomic.Int64
-	r := relay{handOn: func() { handed.Add(1) }}
+	handed := 0
+	// A timer that calls nothing: the test ticks itself.
+	r := relay{handOn: func() { handed++ }, timer: time.NewTimer(time.Hour)}
 	if r.lend(false) != 0 {
 		t.Error("lent although other requests are there")
 	}
@@ -17,7 +17,12 @@ func TestRelay(t *testing.T) {
 	if first == 0 {
 		t.Fatal("not lent to the first call")
 	}
-	eventually(t, "the timer", func() bool { return handed.Load() == 1 })
+	if r.tick(); handed != 0 {
+		t.Error("taken away at the first tick, which may come at once")
+	}
+	if r.tick(); handed != 1 {
+		t.Error("not taken away at the second tick")
+	}
 	if r.lend(true) != 0 {
 		t.Error("lent right after a slow call")
 	}
@@ -52,15 +57,21 @@ func TestRelay(t *testing.T) {
 	if loan == 0 || !r.back(loan, 2*quickCall) || r.lend(true) != 0 {
 		t.Error("a call above quickCall is followed by a loan")
 	}
-	eventually(t, "the timer's rest", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return !r.active })
-	if n := handed.Load(); n != 1 {
-		t.Errorf("handed on %d times, want once", n)
+	r.tick()
+	if r.tick(); r.active {
+		t.Error("the timer runs on without a call")
+	}
+	if handed != 1 {
+		t.Errorf("handed on %d times, want once", handed)
 	}
 	for range relayProbation {
 		r.back(0, 0)
 	}
-	if r.lend(true) == 0 {
-		t.Fatal("not lent again")
+	if r.lend(true) == 0 || !r.active {
+		t.Error("not lent again, with the timer on")
 	}
-	eventually(t, "the timer, started again", func() bool { return handed.Load() == 2 })
+	r.tick()
+	if r.tick(); handed != 2 {
+		t.Errorf("handed on %d times, want twice", handed)
+	}
 }

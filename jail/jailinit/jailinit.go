@@ -79,7 +79,6 @@ type Request struct {
 
 	Leaf     bool // FDLeaf is open
 	Channels bool // the program keeps fds 3 and 4
-	Hold     bool // wait for [Go] between set-up and exec
 	Tasks    int  // open files from FDTasks on
 }
 
@@ -95,7 +94,6 @@ const (
 
 	flagLeaf     = 1
 	flagChannels = 2
-	flagHold     = 4
 )
 
 // Encode returns the request as it goes over the control socket. It refuses
@@ -133,7 +131,7 @@ func (r *Request) Encode() ([]byte, error) {
 	for _, f := range []struct {
 		set bool
 		bit uint32
-	}{{r.Leaf, flagLeaf}, {r.Channels, flagChannels}, {r.Hold, flagHold}} {
+	}{{r.Leaf, flagLeaf}, {r.Channels, flagChannels}} {
 		if f.set {
 			flags |= f.bit
 		}
@@ -163,20 +161,12 @@ func (r *Request) Encode() ([]byte, error) {
 	return b, nil
 }
 
-// Go returns the message that lets a held program start with this wall clock
-// (0 for none).
-func Go(wall time.Duration) []byte {
-	b := binary.NativeEndian.AppendUint64(nil, uint64(wall))
-	return binary.NativeEndian.AppendUint64(b, 0)
-}
-
 // Kind is the kind of a [Message]. The numbers cross a process boundary.
 type Kind uint32
 
 // Kinds of messages.
 const (
 	Child    Kind = 1 // A: pid of pid 1 as the launcher sees it
-	Ready    Kind = 2 // held at the gate
 	Started  Kind = 3 // T: CLOCK_MONOTONIC at the release, U: bytes that /tmp holds
 	Exited   Kind = 4 // A: wait status of the program, B: processes left alive
 	Deadline Kind = 5 // pid 1's own wall clock ran out
@@ -200,7 +190,9 @@ func Decode(b []byte) (Message, error) {
 	if err := binary.Read(bytes.NewReader(b), binary.NativeEndian, &m); err != nil {
 		return m, fmt.Errorf("decode message of the init: %w", err)
 	}
-	if m.Kind < Child || m.Kind > Failed {
+	switch m.Kind {
+	case Child, Started, Exited, Deadline, Failed:
+	default:
 		return m, fmt.Errorf("message of the init has unknown kind %d", m.Kind)
 	}
 	return m, nil

@@ -54,7 +54,6 @@ enum {
 enum {
 	FLAG_LEAF = 1,     // clone pid 1 into the cgroup of FD_LEAF
 	FLAG_CHANNELS = 2, // the program keeps fds 3 and 4
-	FLAG_HOLD = 4,     // report ready, start the program at a go message
 };
 
 enum {
@@ -84,7 +83,6 @@ struct request {
 
 enum {
 	MSG_CHILD = 1,    // a: pid of pid 1 as the launcher sees it
-	MSG_READY = 2,    // held, waits for the go message
 	MSG_STARTED = 3,  // t: CLOCK_MONOTONIC before the exec, u: bytes of /tmp
 	MSG_EXITED = 4,   // a: wait status, b: processes left alive, t: CLOCK_MONOTONIC
 	MSG_DEADLINE = 5, // the wall clock ran out in pid 1
@@ -721,7 +719,7 @@ static void pid1(int released)
 		short events, revents;
 	} gone = { FD_CONTROL, POLLIN, 0 };
 	struct __kernel_timespec now = { 0, 0 };
-	u64 sigchld = 1ull << (SIGCHLD - 1), started, size, wall = req->wall_ns;
+	u64 sigchld = 1ull << (SIGCHLD - 1), wall = req->wall_ns, started, size;
 	long r, sigfd, pid;
 	char byte;
 
@@ -767,14 +765,6 @@ static void pid1(int released)
 	}
 	sigfd = sys(signalfd4, -1, &sigchld, 8, O_CLOEXEC | O_NONBLOCK);
 	must(STAGE_FORK, 2, sigfd);
-
-	if (req->flags & FLAG_HOLD) {
-		u64 go[2]; // wall_ns, reserved
-
-		send(MSG_READY, 0, 0, 0, 0, 0);
-		receive(go, sizeof go);
-		wall = go[0];
-	}
 
 	started = monotonic();
 	pid = spawn();
