@@ -47,7 +47,7 @@ kernel_modules="virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev v
 # Makes the guest: vmlinuz, modules/, root.img. A change of what it is made of
 # makes it again.
 setup_guest() {
-	recipe="1 $suite ${JAIL_VM_MIRROR:-} $guest_packages $kernel_package $kernel_modules"
+	recipe="2 $suite ${JAIL_VM_MIRROR:-} $guest_packages $kernel_package $kernel_modules"
 	[ "$(cat "$dir/recipe" 2>/dev/null)" != "$recipe" ] || return 0
 	if [ "$(id -u)" != 0 ]; then
 		echo "integration.sh: making the guest's image needs root" >&2
@@ -70,6 +70,7 @@ setup_guest() {
 		tail -n 30 "$dir/making.log" >&2
 		exit 1
 	}
+	basename "$work"/kernel/boot/vmlinuz-* | sed 's/^vmlinuz-/Linux /' >"$dir/kernel"
 	mv "$work"/kernel/boot/vmlinuz-* "$dir/vmlinuz"
 	for m in $kernel_modules; do
 		find "$work/kernel" -name "$m.ko*" -exec mv {} "$dir/modules" \;
@@ -81,19 +82,15 @@ setup_guest() {
 	say "made it: $(du -sh "$dir" | cut -f1) on disk"
 }
 
-# Runs one package's tests. What is not given is run whole.
-# one PACKAGE CGROUP [TEST FLAG...]
+# one PACKAGE CGROUP [FLAG...] runs one package's tests; the flags are the test
+# binary's.
 one() {
 	package=$1 cgroup=$2
 	shift 2
 	name=$(echo "$package" | tr / _)
-	log=$dir/logs/$name.log
-	where=
-	if [ "$cgroup" = / ]; then
-		where=" (root cgroup)" log=$dir/logs/$name-root.log
-	fi
+	log=$dir/logs/$name.log where=""
+	[ "$cgroup" != / ] || log=$dir/logs/$name-root.log where=" (root cgroup)"
 	binary=$dir/$name.test
-	if [ ! -e "$binary" ] || [ -z "${built##* $name *}" ]; then :; fi
 	case $built in
 	*" $name "*) ;;
 	*)
@@ -101,43 +98,41 @@ one() {
 		built="$built$name "
 		;;
 	esac
-	start=$(date +%s)
-	result=ok
+	begin=$(date +%s) result=ok
+	# The temporary directory is on the disk, as on a Debian 12 host: its /tmp
+	# would be a tmpfs here, which has no idmapped mounts before Linux 6.3.
 	"$dir/vm" run -cache "$dir" -timeout 6m -results "$dir/results" -cgroup "$cgroup" \
-		-dir "/src/$package" -add "$package:/src/$package" -add examples:/src/examples \
+		-env TMPDIR=/var/tmp -dir "/src/$package" -add "$dir/.src:/src" \
 		-- "$binary" -test.v -test.timeout 5m -test.gocoverdir /result "$@" >"$log" 2>&1 || {
-		result=FAIL
-		code=1
+		result=FAIL code=1
 	}
-	printf '%-5s%-26s%4d passed %3d failed %3d skipped %5d s\n' "$result" "$package$where" \
-		"$(grep -cE '^ *--- PASS' "$log")" "$(grep -cE '^ *--- FAIL' "$log")" "$(grep -cE '^ *--- SKIP' "$log")" $(($(date +%s) - start))
+	printf '%-4s  %-22s %4d passed %3d failed %3d skipped %4d s   %s\n' $result "$package$where" \
+		"$(count PASS)" "$(count FAIL)" "$(count SKIP)" $(($(date +%s) - begin)) "$*"
 	grep -E '^ *--- SKIP' -A1 "$log" || true
 	if [ $result != ok ]; then
 		# What was printed between a failing test's start and its verdict.
 		awk '/^=== RUN/ {buf=""} {buf=buf $0 "\n"} /^ *--- FAIL/ {printf "%s", buf; buf=""} /^--- PASS/ {buf=""}' "$log" | tail -n 200
-		grep -nE '^(panic|fatal error|left behind|helper .* not used|vm: )' "$log" | head -20 || true
-		tail -n 15 "$log"
+		grep -nE '^(panic|fatal error|left behind|helper .* not used)' "$log" | head -20 || true
+		tail -n 20 "$log"
 	fi
 }
 
-# Loops of hundreds of starts, which other tests make once. Under emulation
-# each of them takes tens of seconds.
-slow() {
-	[ "${JAIL_VM_SLOW:-}" = 1 ] || echo "-test.skip=$1"
-}
+count() { grep -cE "^ *--- $1" "$log" || true; }
 
 setup_host
 setup_guest
 [ "${1:-}" != setup ] || exit 0
 
-[ -e jail/jailinit/jail-init ] && [ -e seccomp/program_ahead.go ] || make --no-print-directory build
+if ! [ -e jail/jailinit/jail-init ] || ! [ -e seccomp/program_ahead.go ]; then
+	make --no-print-directory build
+fi
 CGO_ENABLED=0 go build -o "$dir/vm" ./integration/vm
-rm -rf "$dir/logs" "$dir/results"
-mkdir -p "$dir/logs" "$dir/results"
+rm -rf "$dir/logs" "$dir/results" "$dir/.src" "$dir/coverage.txt"
+mkdir -p "$dir/logs" "$dir/results" "$dir/.src"
+tar -cf - --exclude=./.git --exclude=./bin --exclude=./build --exclude="./$dir" . | tar -xf - -C "$dir/.src"
 service=/system.slice/jail-test.service
-code=0
-built=" "
-say "running the tests in a machine with cgroup v2; logs are in $dir/logs"
+code=0 built=" "
+say "testing on $(cat "$dir/kernel") with cgroup v2; logs are in $dir/logs"
 if [ $# -gt 0 ]; then
 	for package in "$@"; do
 		one "${package#./}" $service
@@ -152,7 +147,23 @@ else
 	one cgroup /
 	one jail /
 fi
+rm -rf "$dir/.src"
 
 echo
-echo "budget items proven on $(cat "$dir/logs/kernel" 2>/dev/null || echo the guest) by ending or refusing a real program:"
+echo "budget items proven on $(cat "$dir/kernel") by ending or refusing a real program:"
 cat "$dir"/logs/*.log | grep -oE 'proven: .*' | sed 's/^proven: //' | sort -u | awk -F'|' '{printf "  %-11s %-52s %s\n", $1, $2, $3}'
+if [ $# = 0 ]; then
+	for item in 'max_memory|.*(v2)' wall_clock cpu_time 'cpus|.*(v2)' 'max_pids|.*(v2)' max_output max_tmp max_calls max_bytes; do
+		grep -q "proven: $item" "$dir"/logs/*.log || {
+			echo "  $item: NOT PROVEN by any test"
+			code=1
+		}
+	done
+fi
+if [ -n "$(ls "$dir/results")" ]; then
+	go tool covdata textfmt -i="$dir/results" -o="$dir/coverage.txt"
+	echo
+	echo "statements reached, in $dir/coverage.txt:"
+	go tool covdata percent -i="$dir/results" | awk '$3 != "0.0%" && / of statements/ {print "  " $1, $3}'
+fi
+exit $code
