@@ -56,7 +56,7 @@ check: setup $(MADE)
 
 bench: setup-bench build
 	$(GO) run $(GOFLAGS_) ./integration/bench -jail bin/jail
-	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms ./wire/... ./seccomp ./cgroup
+	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms -benchmem ./wire/... ./invoke ./seccomp ./cgroup
 
 fuzz: setup $(MADE)
 	./scripts/fuzz.sh

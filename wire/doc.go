@@ -33,11 +33,12 @@
 //     where they are accepted (W35).
 //   - A child that never reads its responses, or that goes on calling when its
 //     calls are used up, ends Serve with an error (J13, C19).
-//   - Memory of one Server is bounded by: one frame being read (at most 2 x
-//     [MaxFrameBytes] while its buffer grows), [MaxInflightBytes] of requests
-//     whose handlers run, and of responses at most 2 x ([MaxFrameBytes] +
-//     1 MiB) encoded and, for each call in flight, the one value its handler
-//     returned.
+//   - Memory of one Server is bounded by: one frame being read, at most 2 x
+//     [MaxFrameBytes] while its buffer grows; [MaxInflightBytes] of requests whose
+//     handlers run; of responses, 2 x ([MaxFrameBytes] + 1 MiB) encoded, and for
+//     each call in flight the one value that its handler returned; and, with a
+//     Budget of up to 65536 calls, their ids. Buffers above 8 KiB go back to a pool
+//     that all connections share and the garbage collector empties.
 //
 // # What it does not do
 //

@@ -7,10 +7,11 @@ import (
 
 const (
 	// relayTick is how long a handler may keep the goroutine that reads; a request
-	// that arrives meanwhile waits for one to two ticks.
-	relayTick = time.Millisecond
+	// that arrives meanwhile waits for one to two ticks. Each tick wakes a thread,
+	// so a shorter one is felt by all calls.
+	relayTick = 2 * time.Millisecond
 	// quickCall is what a call may take to count as quick.
-	quickCall = relayTick / 10
+	quickCall = 100 * time.Microsecond
 	// relayProbation is how many quick calls in a row it takes after a slow one.
 	relayProbation = 32
 )

@@ -190,9 +190,11 @@ func NewServer(rw io.ReadWriter, h Handler, opts ...ServerOption) *Server {
 }
 
 // Serve answers calls until the child closes its end, the child breaks the
-// protocol, or ctx ends, and closes the connection in each case. Each handler
-// runs in a goroutine of its own (W30) with a context that carries the call's
-// deadline and ends with Serve (W44, W48).
+// protocol, or ctx ends, and closes the connection in each case. Handlers run at
+// the same time, each in a goroutine that does nothing else meanwhile (W30), with
+// a context that carries the call's deadline and ends with Serve (W44, W48). A
+// request that arrives while a handler has just begun, after calls that took less
+// than 100 microseconds, may wait up to 4 ms for a goroutine to read it.
 //
 // It returns nil if the stream ended between two frames, an error that wraps
 // ctx.Err() if ctx ended, and a *ProtocolError if the child broke the protocol

@@ -97,8 +97,10 @@ type Usage struct {
 	// Accepted counts requests whose handler was started, Refused those that
 	// were answered with a failure without a handler.
 	Accepted, Refused int64
-	// Bytes counts value and error text delivered to the child (W37).
+	// Bytes counts value and error text delivered to the child (W37), except the
+	// error text of class quota.
 	Bytes int64
-	// Busy is the time during which at least one call was in flight.
+	// Busy is the time during which at least one call was in flight; a call that
+	// was answered at its deadline is in flight until its handler returns.
 	Busy time.Duration
 }

@@ -31,8 +31,8 @@ func (a *app) runCommand() *cobra.Command {
 		Long: `Run a command in a new jail. It has an empty standard input unless --stdin is
 given, its output goes to standard output and standard error.`,
 		Example: `  jail run -- python3 -c 'print(6 * 7)'
-  jail run --memory 64MiB --wall 2s --report - -- ./untrusted
-  jail run --ro-bind ./data:/data --bind ./out:/out -- /usr/bin/tool /data /out`,
+  jail run --memory 64MiB --wall 2s --report - --ro-bind ./prog:/opt/prog -- /opt/prog
+  jail run --ro-bind ./data:/data --bind ./out:/out -- cp /data/in /out/copy`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return errors.New("run: no command; write it after --")

@@ -99,6 +99,9 @@ func bench(rounds int, pause time.Duration, command string) error {
 		}
 	}
 	report(rows)
+	if err := benchCalls(&rootfs.Cache{Dir: warm}); err != nil {
+		return err
+	}
 	fmt.Printf("\nload at the end: %s\n", load())
 	for _, r := range rows {
 		if r.err != nil && strings.HasPrefix(r.name, "jail") {
