@@ -14,7 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"jail": main})
+	testscript.Main(m, map[string]func(){"jail": main, "mcpserver": mcpServer})
 }
 
 // Each file of testdata/script is one thing that a user does.
