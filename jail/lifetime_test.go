@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -243,19 +244,22 @@ func TestKilledLauncherLeavesNothing(t *testing.T) {
 	}
 }
 
-// E1 at random moments, set-up included.
+var kills = flag.Int("kills", 100, "launchers killed by TestLauncherKilledAtAnyTime")
+
+// E1 at every moment of a launcher's life, evenly spread from its start over the
+// set-up of three jails to their running.
 func TestLauncherKilledAtAnyTime(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 40 {
+	for i := range *kills {
 		cmd := exec.Command(exe, templates.Dir)
 		cmd.Env = append(os.Environ(), helperEnv+"="+launcherHelper)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(rand.IntN(40_000)) * time.Microsecond)
+		time.Sleep(40 * time.Millisecond * time.Duration(i) / time.Duration(*kills))
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}

@@ -102,6 +102,9 @@ func bench(rounds int, pause time.Duration, command string) error {
 	if err := benchCalls(&rootfs.Cache{Dir: warm}); err != nil {
 		return err
 	}
+	if err := benchLimits(&rootfs.Cache{Dir: warm}, 200); err != nil {
+		return err
+	}
 	fmt.Printf("\nload at the end: %s\n", load())
 	for _, r := range rows {
 		if r.err != nil && strings.HasPrefix(r.name, "jail") {
@@ -177,7 +180,7 @@ func run(env []string, name string, args ...string) func() error {
 }
 
 func library(cache *rootfs.Cache) func() error {
-	spec := jail.Spec{Args: []string{target, "true"}, Budget: jail.DefaultBudget(), Templates: cache}
+	spec := benchSpec(cache, target, "true")
 	return func() error {
 		r, err := jail.Run(context.Background(), spec)
 		if err != nil {
