@@ -39,9 +39,10 @@ type fileTool struct {
 // LoadFile reads a tools file in YAML or JSON. An error begins with the path and
 // the line: "tools.yaml:7: tool orders: unknown key "comand"".
 //
-// The file has two lists. Each of tools is a command of the host: name and
-// command (a list of strings, or one string that is the program), and optionally
-// description, signature, schema, dir, env, timeout, idempotent and early_read.
+// The file has two lists, tools and mcp; a file that is a list itself is that of
+// tools. Each of tools is a command of the host: name and
+// command (a list of strings, or one string that is split at spaces), and
+// optionally description, signature, schema, dir, env, timeout, idempotent and early_read.
 // Each of mcp is an MCP server: command, or url for one that speaks streamable
 // HTTP, and optionally name, env, dir, prefix and tools, the list of its tools
 // to offer.
@@ -189,9 +190,12 @@ func fields(n *node, what string, known ...string) (map[string]*node, error) {
 }
 
 func (l *loader) file(root *node) error {
-	top, err := fields(root, "tools file", "tools", "mcp")
-	if err != nil {
-		return err
+	top := map[string]*node{"tools": root} // a file that is the list of tools
+	if root.kind != kindList {
+		var err error
+		if top, err = fields(root, "tools file", "tools", "mcp"); err != nil {
+			return err
+		}
 	}
 	tools, err := list(top["tools"], "tools")
 	if err != nil {
@@ -344,7 +348,7 @@ func (l *loader) server(n *node, what string) (mcpServer, error) {
 // program reads a command and finds its program.
 func (l *loader) program(n *node, what string) (program string, args []string, err error) {
 	what += ": command"
-	words := []string{n.text}
+	words := strings.Fields(n.text) // no quoting: what has spaces is written as a list
 	if n.kind != kindString {
 		if words, err = texts(n, what); err != nil {
 			return "", nil, err

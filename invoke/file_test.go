@@ -20,7 +20,10 @@ func TestLoadRefusesWithTheLine(t *testing.T) { // L41, L29
 	ok := "tools:\n- name: a\n  command: [/bin/true]\n"
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "tools:1: tools file: want a mapping, got null"},
-		{"a list", "- a\n", "tools:1: tools file: want a mapping, got a list"},
+		{"a list of strings", "- a\n", "tools:1: tool 1: want a mapping, got a string"},
+		{"an empty list", "[]\n", "tools:1: neither tools nor mcp has an entry"},
+		{"a string", "a\n", "tools:1: tools file: want a mapping, got a string"},
+		{"a command of spaces", "tools:\n- {name: a, command: \" \"}\n", "tools:2: tool a: command: no program"},
 		{"nothing in it", "tools: []\n", "tools:1: neither tools nor mcp"},
 		{"unknown key", ok + "tool: []\n", `tools:4: tools file: unknown key "tool"`},
 		{"unknown key of a tool", "tools:\n- name: a\n  comand: x\n", `tools:3: tool 1: unknown key "comand" (known: name,`},
@@ -41,7 +44,6 @@ func TestLoadRefusesWithTheLine(t *testing.T) { // L41, L29
 		{"command is empty", "tools:\n- name: a\n  command: []\n", "tools:3: tool a: command: no program"},
 		{"command is a mapping", "tools:\n- name: a\n  command: {x: y}\n", "tools:3: tool a: command: want a list, got a mapping"},
 		{"command has a number", "tools:\n- name: a\n  command: [/bin/true, 5]\n", `tools:3: tool a: command: want a string, got a number "5"`},
-		{"command with arguments in a string", "tools:\n- name: a\n  command: /bin/echo hello\n", `tools:3: tool a: command "/bin/echo hello": `},
 		{"program is missing", "tools:\n- name: a\n  command: [./nothing-here]\n", `tools:3: tool a: command "./nothing-here": `},
 		{"program is not in PATH", "tools:\n- name: a\n  command: [no-such-program-here]\n", `tools:3: tool a: command "no-such-program-here": `},
 		{"program is a folder", "tools:\n- name: a\n  command: [/tmp]\n", `tools:3: tool a: command "/tmp": `},
@@ -140,9 +142,10 @@ tools:
 	{"name": "orders", "description": "Orders of a customer.\nNewest first.\n",
 	 "schema": {"type": "object", "properties": {"customer_id": {"type": "integer", "maximum": 1152921504606846976}, "rate": {"type": "number", "default": 1e3}}, "required": ["customer_id"]},
 	 "command": ["/bin/cat"], "idempotent": true, "early_read": true},
-	{"name": "echo", "signature": "echo(**arguments)", "command": "/bin/cat", "timeout": "5s"}]}`
+	{"name": "echo", "signature": "echo(**arguments)", "command": "/bin/cat -u  -", "timeout": "5s"}]}`
 	commented := strings.ReplaceAll(strings.ReplaceAll(yaml, ":\n", ": # why\n"), "- name", "# between\n- name") + "# end\n"
-	for name, text := range map[string]string{"YAML": yaml, "JSON": json, "YAML with comments": commented, "YAML with CRLF": strings.ReplaceAll(yaml, "\n", "\r\n")} {
+	bare := json[strings.Index(json, "[") : strings.LastIndex(json, "]")+1]
+	for name, text := range map[string]string{"YAML": yaml, "JSON": json, "a bare list": bare, "YAML with comments": commented, "YAML with CRLF": strings.ReplaceAll(yaml, "\n", "\r\n")} {
 		f, err := Load(strings.NewReader(text), t.TempDir())
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
