@@ -1,12 +1,15 @@
 package jail_test
 
 import (
+	"bufio"
+	"context"
 	"flag"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"example.com/jail/jail"
 )
@@ -115,6 +118,48 @@ func lineDiff(want, got string) string {
 		}
 	}
 	return strings.Join(out, "\n")
+}
+
+// A network namespace that was made ahead is one jail's and no other's, nor the
+// launcher's: jails that are alive together have different ones.
+func TestNetworkNamespacesAreNotShared(t *testing.T) {
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{own: true}
+	var jails []*jail.Jail
+	for i := range 12 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := shell("readlink /proc/self/ns/net; exec sleep 600")
+		s.Stdout = w
+		j, err := jail.Start(context.Background(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		jails = append(jails, j)
+		ns, err := bufio.NewReader(r).ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ns = strings.TrimSpace(ns); seen[ns] {
+			t.Errorf("jail %d has %s, which is taken", i, ns)
+		}
+		seen[ns] = true
+		r.Close()
+		w.Close()
+		// With and without the time to make one ahead.
+		time.Sleep(time.Duration(i%3) * 10 * time.Millisecond)
+	}
+	for _, j := range jails {
+		j.Kill()
+		if r, _ := j.Wait(); r.Cause != jail.CauseCanceled {
+			t.Errorf("cause %q: %s", r.Cause, r.Error)
+		}
+	}
 }
 
 // Each namespace of the jail is its own.

@@ -315,9 +315,12 @@ func (j *Jail) launch(ctx context.Context, template *rootfs.Template, filter *se
 		return setupError("request", err)
 	}
 
-	stager, err := fork(files)
+	stager, network, err := fork(files)
 	if err != nil {
 		return setupError("fork", err)
+	}
+	if network {
+		jailinit.KeepNetwork(encoded)
 	}
 	theirs.Close()
 	j.stager = stager

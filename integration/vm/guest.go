@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -61,8 +62,34 @@ func guest() error {
 		return err
 	}
 	defer dir.Close()
-	code, err := j.execute(dir)
+	before, err := snapshot()
 	if err != nil {
+		return err
+	}
+	port, err := openPort()
+	if err != nil {
+		return err
+	}
+	defer port.Close()
+	code, err := j.execute(dir, port)
+	if err != nil {
+		return err
+	}
+	after, err := snapshot()
+	if err != nil {
+		return err
+	}
+	if lines := append(leftProcesses(dir.Name()), difference(before, after)...); j.Clean && len(lines) > 0 {
+		fmt.Fprintln(port, "vm: left behind or changed:")
+		for _, line := range lines {
+			fmt.Fprintln(port, "vm:", line)
+		}
+		if code == 0 {
+			code = 1
+		}
+	}
+	// Waits until all of it is out.
+	if err := unix.IoctlSetInt(int(port.Fd()), unix.TCSBRK, 1); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(resultDir, exitName), []byte(strconv.Itoa(code)), 0o600); err != nil {
@@ -268,15 +295,7 @@ func (j *job) makeCgroup() (*os.File, error) {
 
 // execute runs the program to its end and returns its exit code, as a shell
 // would: 128 plus the signal that ended it. Meanwhile it reaps the orphans.
-func (j *job) execute(cgroup *os.File) (int, error) {
-	port, err := os.OpenFile(outputPort, os.O_WRONLY|unix.O_NOCTTY, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer port.Close()
-	if err := raw(port); err != nil {
-		return 0, err
-	}
+func (j *job) execute(cgroup *os.File, port io.Writer) (int, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return 0, err
@@ -316,26 +335,29 @@ func (j *job) execute(cgroup *os.File) (int, error) {
 	case <-time.After(2 * time.Second):
 		fmt.Fprintln(port, "vm: the output is still open after the program's end")
 	}
-	for _, left := range leftProcesses(cgroup.Name()) {
-		fmt.Fprintln(port, "vm: left running:", left)
-	}
-	if err == nil {
-		err = unix.IoctlSetInt(int(port.Fd()), unix.TCSBRK, 1) // waits until all is out
-	}
 	if status.Signaled() {
 		return 128 + int(status.Signal()), err
 	}
 	return status.ExitStatus(), err
 }
 
-// raw makes the serial port pass bytes as they are.
-func raw(port *os.File) error {
-	t, err := unix.IoctlGetTermios(int(port.Fd()), unix.TCGETS)
+// openPort opens the serial port for the program's output, to pass bytes as
+// they are.
+func openPort() (*os.File, error) {
+	port, err := os.OpenFile(outputPort, os.O_WRONLY|unix.O_NOCTTY, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	t.Oflag &^= unix.OPOST
-	return unix.IoctlSetTermios(int(port.Fd()), unix.TCSETS, t)
+	t, err := unix.IoctlGetTermios(int(port.Fd()), unix.TCGETS)
+	if err == nil {
+		t.Oflag &^= unix.OPOST
+		err = unix.IoctlSetTermios(int(port.Fd()), unix.TCSETS, t)
+	}
+	if err != nil {
+		port.Close()
+		return nil, fmt.Errorf("set up %s: %w", outputPort, err)
+	}
+	return port, nil
 }
 
 // reapUntil reaps every child, also adopted ones, until pid has ended.
@@ -353,6 +375,45 @@ func reapUntil(pid int) (unix.WaitStatus, error) {
 	}
 }
 
+// snapshot lists the mounts with their options and the cgroups. The options of
+// the cgroup mount are the whole hierarchy's: a mount of it elsewhere, in a
+// mount namespace of its own, can change them.
+func snapshot() (lines []string, err error) {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		lines = append(lines, "mount "+strings.TrimSpace(line))
+	}
+	err = filepath.WalkDir(cgroupRoot, func(p string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && e.Name() != launcherName {
+			lines = append(lines, "cgroup "+p)
+		}
+		return err
+	})
+	return lines, err
+}
+
+// launcherName is a cgroup that stays: a launcher moves there to make room for
+// its jails (see package cgroup).
+const launcherName = "jail-launcher"
+
+// difference lists what is in one list only.
+func difference(before, after []string) (lines []string) {
+	for _, l := range before {
+		if !slices.Contains(after, l) {
+			lines = append(lines, "gone: "+l)
+		}
+	}
+	for _, l := range after {
+		if !slices.Contains(before, l) {
+			lines = append(lines, "new: "+l)
+		}
+	}
+	return lines
+}
+
 // leftProcesses describes the processes in the program's cgroup and below.
 func leftProcesses(dir string) (left []string) {
 	if dir == cgroupRoot {
@@ -363,7 +424,7 @@ func leftProcesses(dir string) (left []string) {
 			pids, _ := os.ReadFile(p)
 			for _, pid := range strings.Fields(string(pids)) {
 				line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-				left = append(left, fmt.Sprintf("%s in %s: %q", pid, filepath.Dir(p), line))
+				left = append(left, fmt.Sprintf("process %s in %s: %q", pid, filepath.Dir(p), line))
 			}
 		}
 		return nil

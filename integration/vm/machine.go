@@ -23,6 +23,7 @@ type machine struct {
 	memory  int // MiB
 	cpus    int
 	results string
+	init    string      // the executable to be the guest's init
 	files   [][2]string // host path, guest path
 	job     job
 }
@@ -33,6 +34,7 @@ type job struct {
 	Env    []string
 	Dir    string
 	Cgroup string
+	Clean  bool // what the program leaves behind makes it fail
 }
 
 const (
@@ -123,7 +125,7 @@ func (m *machine) run(ctx context.Context, w io.Writer) (int, error) {
 	case err != nil:
 		return 0, fmt.Errorf("qemu-system-x86_64: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	code, err := m.collect(path("out"), path("results"))
+	code, err := m.collect(path("out"), path("unpacked"))
 	if err != nil {
 		return 0, hang("the machine ended without a result: " + err.Error())
 	}
@@ -131,6 +133,7 @@ func (m *machine) run(ctx context.Context, w io.Writer) (int, error) {
 }
 
 // collect unpacks what came back, first to temp, and returns the exit code.
+// Files of earlier runs in m.results are replaced by those of the same name.
 func (m *machine) collect(out, temp string) (int, error) {
 	f, err := os.Open(out)
 	if err != nil {
@@ -148,13 +151,13 @@ func (m *machine) collect(out, temp string) (int, error) {
 	if err != nil || m.results == "" {
 		return code, err
 	}
-	if err := os.Remove(filepath.Join(temp, exitName)); err != nil {
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return 0, err
 	}
-	if err := os.MkdirAll(m.results, 0o755); err != nil {
+	if err := unpack(f, m.results); err != nil {
 		return 0, err
 	}
-	return code, os.CopyFS(m.results, os.DirFS(temp))
+	return code, os.Remove(filepath.Join(m.results, exitName))
 }
 
 // accelerator asks for KVM only of a processor that has virtualisation. There
@@ -172,14 +175,10 @@ func accelerator() []string {
 
 // initrd writes the first file system: this program, the job, the modules.
 func (m *machine) initrd(w io.Writer) error {
-	self, err := os.Executable()
-	if err != nil {
+	if err := checkStatic(m.init); err != nil {
 		return err
 	}
-	if err := checkStatic(self); err != nil {
-		return err
-	}
-	program, err := os.ReadFile(self)
+	program, err := os.ReadFile(m.init)
 	if err != nil {
 		return err
 	}

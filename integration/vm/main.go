@@ -35,6 +35,11 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 func command(ctx context.Context, args []string) int {
 	var m machine
 	var add list
+	var err error
+	if m.init, err = os.Executable(); err != nil {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		return exitFailed
+	}
 	f := flag.NewFlagSet("vm run", flag.ContinueOnError)
 	f.StringVar(&m.cache, "cache", "build/vm", "directory with the guest's kernel, modules and image")
 	f.DurationVar(&m.timeout, "timeout", 5*time.Minute, "kill the machine after this time")
@@ -43,6 +48,7 @@ func command(ctx context.Context, args []string) int {
 	f.StringVar(&m.results, "results", "", "directory for the files that the program leaves in /result")
 	f.StringVar(&m.job.Cgroup, "cgroup", "/system.slice/jail-test.service", "the program's cgroup; / is the root")
 	f.StringVar(&m.job.Dir, "dir", "/", "the program's working directory in the guest")
+	f.BoolVar(&m.job.Clean, "clean", false, "fail also if the program leaves processes, cgroups or mounts behind, or changes mounts")
 	f.Var((*list)(&m.job.Env), "env", "NAME=VALUE for the program's environment (repeatable)")
 	f.Var(&add, "add", "HOSTPATH:GUESTPATH, a file or directory to put in the guest (repeatable)")
 	f.Usage = func() {

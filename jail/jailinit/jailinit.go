@@ -94,6 +94,7 @@ const (
 
 	flagLeaf     = 1
 	flagChannels = 2
+	flagNetwork  = 4
 )
 
 // Encode returns the request as it goes over the control socket. It refuses
@@ -159,6 +160,14 @@ func (r *Request) Encode() ([]byte, error) {
 		}
 	}
 	return b, nil
+}
+
+// KeepNetwork changes an encoded request: the init is forked in the jail's own
+// network namespace and makes none.
+func KeepNetwork(encoded []byte) {
+	const at = 8 // of the flags
+	flags := binary.NativeEndian.Uint32(encoded[at:])
+	binary.NativeEndian.PutUint32(encoded[at:], flags|flagNetwork)
 }
 
 // Kind is the kind of a [Message]. The numbers cross a process boundary.

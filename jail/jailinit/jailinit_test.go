@@ -23,7 +23,7 @@ func TestConstantsMirrorTheInit(t *testing.T) {
 	}
 	want := map[string]any{
 		"FD_CONTROL": FDControl, "FD_TEMPLATE": FDTemplate, "FD_LEAF": FDLeaf, "FD_TASKS": FDTasks,
-		"FLAG_LEAF": flagLeaf, "FLAG_CHANNELS": flagChannels,
+		"FLAG_LEAF": flagLeaf, "FLAG_CHANNELS": flagChannels, "FLAG_NETWORK": flagNetwork,
 		"MSG_CHILD": Child, "MSG_STARTED": Started, "MSG_EXITED": Exited, "MSG_DEADLINE": Deadline, "MSG_FAILED": Failed,
 		"REQUEST_MAGIC": fmt.Sprintf("%#x", magic),
 	}

@@ -54,6 +54,7 @@ enum {
 enum {
 	FLAG_LEAF = 1,     // clone pid 1 into the cgroup of FD_LEAF
 	FLAG_CHANNELS = 2, // the program keeps fds 3 and 4
+	FLAG_NETWORK = 4,  // the stager is in the jail's network namespace already
 };
 
 enum {
@@ -378,7 +379,9 @@ static _Noreturn void stage(void)
 
 	memset(&args, 0, sizeof args);
 	args.flags = CLONE_PARENT | CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
-		     CLONE_NEWUTS | CLONE_NEWNET;
+		     CLONE_NEWUTS;
+	if (!(req->flags & FLAG_NETWORK))
+		args.flags |= CLONE_NEWNET;
 	if (req->flags & FLAG_LEAF) {
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = FD_LEAF;
