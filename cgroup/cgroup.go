@@ -25,11 +25,21 @@ const (
 	Memory  Controller = "memory"  // memory with swap, and the OOM killer's evidence
 	Pids    Controller = "pids"    // number of tasks
 	CPU     Controller = "cpu"     // bandwidth
+	CPUSet  Controller = "cpuset"  // which CPUs are used
+	IO      Controller = "io"      // rates of block devices; v1 calls it blkio
 	CPUAcct Controller = "cpuacct" // CPU time used; needs no controller on cgroup v2
 )
 
 // controllers has all of them in the order in which parts of a leaf are made.
-var controllers = []Controller{Memory, Pids, CPU, CPUAcct}
+var controllers = []Controller{Memory, Pids, CPU, CPUSet, IO, CPUAcct}
+
+// legacy is the name of c on cgroup v1.
+func (c Controller) legacy() string {
+	if c == IO {
+		return "blkio"
+	}
+	return string(c)
+}
 
 var (
 	// ErrExist is returned by NewLeaf if a group of that name exists. Making a
@@ -41,9 +51,21 @@ var (
 	ErrSwap = errors.New("swap is on and cannot be bounded")
 )
 
+// A Place is where this process finds a controller. Whether it can be used there
+// is another question: see Support.Err.
+type Place string
+
+const (
+	Delegated    Place = "v2 delegated here"
+	NotDelegated Place = "v2 not delegated" // v2 has it, and the launcher's cgroup does not or may not make groups
+	Legacy       Place = "v1"
+	Absent       Place = "absent" // from the kernel, or from what can be seen here
+)
+
 // Support says where a controller can be used by this process, or why not.
 type Support struct {
 	Controller Controller // empty for the group itself: no hierarchy can be used at all
+	Place      Place      // empty for the group itself
 	Hierarchy  string     // "v2", "v1", or "" if there is none
 	Dir        string     // the group below which leaves are made, as far as known
 	Err        error      // nil if the controller can be used
@@ -91,12 +113,23 @@ type Limits struct {
 	// limit the kernel kills: on v2 the whole leaf, on v1 one process, after
 	// which [Leaf.OOM] fires and the caller kills the rest.
 	Memory int64
+	// MemoryHigh is the memory in bytes above which the leaf is slowed down and
+	// its memory reclaimed, at least one page and no more than Memory. It kills
+	// nobody, bounds no swap and can be exceeded. It needs v2: on v1 it is
+	// refused.
+	MemoryHigh int64
 	// Pids is the greatest number of tasks, threads included. At the limit fork
 	// fails with EAGAIN.
 	Pids int64
 	// CPUs is the CPU bandwidth in cores per 100 ms, at least 0.01. At the limit
 	// the leaf is throttled. It is rounded to 0.00001.
 	CPUs float64
+	// CPUSet lists the CPUs that may be used, "0-1,3" as in cpuset(7). It has to
+	// be within what the launcher's own cgroup may use.
+	CPUSet string
+	// IO has the greatest rates of block devices. It is a pointer so that Limits
+	// can be compared; nil and an empty list ask for nothing.
+	IO *IOLimits
 	// CPUTime asks that the CPU time used can be read. It limits nothing.
 	CPUTime bool
 }
@@ -105,9 +138,11 @@ func (l Limits) asked() []Controller {
 	var cs []Controller
 	for _, c := range controllers {
 		switch {
-		case c == Memory && l.Memory > 0,
+		case c == Memory && (l.Memory > 0 || l.MemoryHigh > 0),
 			c == Pids && l.Pids > 0,
 			c == CPU && l.CPUs > 0,
+			c == CPUSet && l.CPUSet != "",
+			c == IO && l.IO != nil && len(*l.IO) > 0,
 			c == CPUAcct && l.CPUTime:
 			cs = append(cs, c)
 		}
@@ -119,12 +154,24 @@ func (l Limits) check() error {
 	switch {
 	case l.Memory < 0:
 		return fmt.Errorf("memory limit %d is negative", l.Memory)
+	case l.MemoryHigh < 0:
+		return fmt.Errorf("memory high %d is negative", l.MemoryHigh)
+	case l.Memory > 0 && l.MemoryHigh > l.Memory:
+		return fmt.Errorf("memory high %d is above the memory limit %d", l.MemoryHigh, l.Memory)
 	case l.Pids < 0:
 		return fmt.Errorf("pids limit %d is negative", l.Pids)
 	case math.IsNaN(l.CPUs) || l.CPUs < 0 || l.CPUs > maxCPUs:
 		return fmt.Errorf("cpus limit %v is not within 0 and %d", l.CPUs, maxCPUs)
 	case l.CPUs > 0 && l.quota(period) < minQuota:
 		return fmt.Errorf("cpus limit %v is below 0.01", l.CPUs)
+	}
+	if l.CPUSet != "" {
+		if _, err := parseCPUs(l.CPUSet); err != nil {
+			return fmt.Errorf("cpuset %.100q %w", l.CPUSet, err)
+		}
+	}
+	if l.IO != nil {
+		return l.IO.check()
 	}
 	return nil
 }
@@ -138,12 +185,14 @@ const (
 // quota is the run time in microseconds a period.
 func (l Limits) quota(period int64) int64 { return int64(math.Round(l.CPUs * float64(period))) }
 
-// Applied is one value that NewLeaf wrote, and what the kernel made of it.
+// Applied is one value that NewLeaf wrote, and what the kernel made of it. For
+// CPUSet that is the number of CPUs.
 type Applied struct {
 	Controller Controller
 	File       string // "memory.max (v2)"
 	Wrote      int64
-	Read       int64 // differs from Wrote where the kernel rounds, as memory to whole pages
+	Read       int64  // differs from Wrote where the kernel rounds, as memory to whole pages
+	Detail     string // CPUSet: the CPUs, "0-1,3"; IO: the device and its rate on v2, "254:0 rbps"
 }
 
 // Stats is what the kernel counted in a leaf. A value of -1 was not counted:
@@ -190,6 +239,10 @@ const (
 	fixDelegate = "delegate the controller to the launcher's cgroup: systemd-run --scope -p Delegate=yes COMMAND"
 	fixAlone    = "start the launcher alone in a delegated cgroup: systemd-run --scope -p Delegate=yes COMMAND"
 	fixRoom     = "raise cgroup.max.descendants and cgroup.max.depth of the launcher's cgroup and of those above it"
+	fixCPUs     = "ask for CPUs that the launcher's own cgroup may use"
+	fixDevice   = "name a whole disk, not a partition, as MAJOR:MINOR: see lsblk"
+	fixThrottle = "boot a kernel with CONFIG_BLK_DEV_THROTTLING"
+	fixHigh     = "do not ask for it, or boot with cgroup v2 alone: systemd.unified_cgroup_hierarchy=1"
 	fixValue    = "ask for a value that the kernel accepts below the launcher's own cgroup"
 	fixSwap     = "turn swap off, or boot with swapaccount=1"
 	fixRetry    = "try again when the host has resources left"

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -52,6 +53,15 @@ func (d dir) file(name string, flags int) (int, error) { return openat(d.fd, nam
 func (d dir) sub(name string) (dir, error) {
 	fd, err := openat(d.fd, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	return dir{fd, d.path + "/" + name}, err
+}
+
+// parent opens the directory above d.
+func (d dir) parent() (dir, error) {
+	fd, err := openat(d.fd, "..", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return dir{}, fmt.Errorf("open the cgroup above %s: %w", d.path, err)
+	}
+	return dir{fd, path.Dir(d.path)}, nil
 }
 
 func (d dir) close() { unix.Close(d.fd) }
@@ -164,7 +174,7 @@ func compare(want, got, slack int64) error {
 // setOwn is set for a number that the kernel takes as it is.
 func (d dir) setOwn(c Controller, version, name string, want, slack int64) (Applied, error) {
 	got, err := d.set(name, strconv.FormatInt(want, 10), want, slack)
-	return Applied{c, name + " (" + version + ")", want, got}, err
+	return Applied{Controller: c, File: name + " (" + version + ")", Wrote: want, Read: got}, err
 }
 
 // number returns the first number of a file. "max" is math.MaxInt64, and so is

@@ -99,7 +99,7 @@ func (h *Host) Mode() string {
 	seen, _ := h.unified()
 	for _, c := range controllers {
 		if seen == nil {
-			seen, _ = h.legacy(string(c))
+			seen, _ = h.legacy(c.legacy())
 		}
 	}
 	if seen == nil {
@@ -116,18 +116,29 @@ func (h *Host) Mode() string {
 	return "none"
 }
 
+// Table tells of every controller where it is and whether it can be used, in
+// the order memory, pids, cpu, cpuset, io, cpuacct. It asks Support for each.
+func (h *Host) Table() []Support {
+	table := make([]Support, len(controllers))
+	for i, c := range controllers {
+		table[i] = h.Support(c)
+	}
+	return table
+}
+
 // Support tells where c can be used, after it has made a group named
-// jail-probe-*, set a limit there, read it back and removed it.
+// jail-probe-*, set a limit there, read it back and removed it. Of IO, whose
+// limits need a device, it looks for the files only.
 func (h *Host) Support(c Controller) Support {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s, base := h.place(c)
 	if s.Err != nil || h.proven[c] {
-		return s
+		return h.locate(s)
 	}
 	if err := h.try(c, base); err != nil {
 		delete(h.placed, c)
-		return unsupported(c, base, err)
+		return h.locate(unsupported(c, base, err))
 	}
 	h.proven[c] = true
 	return s
@@ -145,14 +156,69 @@ func (h *Host) place(c Controller) (Support, *hierarchy) {
 		}
 		h.placed[c] = base
 	}
-	return Support{Controller: c, Hierarchy: base.version.String(), Dir: base.dir.path}, base
+	s := Support{Controller: c, Place: Legacy, Hierarchy: base.version.String(), Dir: base.dir.path}
+	if (base.version == v2{}) {
+		s.Place = Delegated
+	}
+	return s, base
+}
+
+// locate fills in where the controller is that s says cannot be used.
+func (h *Host) locate(s Support) Support {
+	if s.Err == nil || s.Controller == "" {
+		return s
+	}
+	c := s.Controller
+	two, err := h.unified()
+	here := false
+	if err == nil {
+		here, _ = has(two.dir, "cgroup.controllers", string(c)) // what fails here is in s.Err
+	}
+	switch {
+	case here, err == nil && c == CPUAcct:
+		s.Place = Delegated
+	case h.v1own[c.legacy()] != "":
+		s.Place = Legacy
+	case two != nil && (c == CPUAcct || h.inKernel(c)):
+		s.Place = NotDelegated
+	default:
+		s.Place = Absent
+	}
+	return s
+}
+
+// inKernel tells whether the kernel has c, which is in no v1 hierarchy.
+func (h *Host) inKernel(c Controller) bool {
+	// The topmost group that can be seen. Seen through a cgroup namespace, it
+	// has only what was handed to that.
+	for _, m := range h.mounts {
+		if (m.version != v2{}) {
+			continue
+		}
+		if d, err := m.open(m.point); err == nil {
+			ok, _ := has(d, "cgroup.controllers", string(c))
+			d.close()
+			if ok {
+				return true
+			}
+		}
+	}
+	// Since Linux 6.13 this leaves out those that could not be on v1.
+	data, _ := os.ReadFile("/proc/cgroups")
+	for line := range bytes.Lines(data) {
+		f := bytes.Fields(line)
+		if len(f) == 4 && string(f[0]) == c.legacy() && slices.Contains(controllers, c) {
+			return string(f[3]) == "1"
+		}
+	}
+	return false
 }
 
 // find returns the hierarchy that has c. On an error it returns the one that
 // was looked at, if any.
 func (h *Host) find(c Controller) (*hierarchy, error) {
 	if !slices.Contains(controllers, c) {
-		return nil, &fault{fmt.Errorf("controller %q is unknown", c), "ask for memory, pids, cpu or cpuacct"}
+		return nil, &fault{fmt.Errorf("controller %q is unknown", c), "ask for memory, pids, cpu, cpuset, io or cpuacct"}
 	}
 	two, err2 := h.unified()
 	if err2 == nil {
@@ -164,11 +230,11 @@ func (h *Host) find(c Controller) (*hierarchy, error) {
 			return two, err
 		}
 	}
-	one, err1 := h.legacy(string(c))
+	one, err1 := h.legacy(c.legacy())
 	switch {
 	case err1 == nil:
 		return one, nil
-	case h.v1own[string(c)] != "":
+	case h.v1own[c.legacy()] != "":
 		return one, err1
 	case err2 == nil:
 		return two, &fault{fmt.Errorf("%s is not in cgroup.controllers of %s", c, two.dir.path), fixDelegate}
@@ -246,7 +312,7 @@ func (h *Host) bases() []*hierarchy {
 	}
 	add(h.unified())
 	for _, c := range controllers {
-		add(h.legacy(string(c)))
+		add(h.legacy(c.legacy()))
 	}
 	return bs
 }

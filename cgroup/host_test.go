@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path"
@@ -33,7 +34,7 @@ func TestSupportOfThisHost(t *testing.T) {
 			t.Errorf("second time %+v, first %+v", again, s)
 		}
 	}
-	if left := leftGroups("jail-probe-"); left != nil {
+	if left := leftGroups(fmt.Sprintf("jail-probe-%d-", os.Getpid())); left != nil { // others probe, too
 		t.Errorf("left %v", left)
 	}
 	if s := h.Support("hugetlb"); s.Err == nil || s.Fix == "" || s.Controller != "hugetlb" {
@@ -45,6 +46,70 @@ func TestSupportOfThisHost(t *testing.T) {
 	}
 	if again := probe(t); again != h && !strings.Contains(string(mustRead(t, "/proc/self/cgroup")), launcherName) {
 		t.Error("Probe made a second Host although nothing has changed")
+	}
+}
+
+// The table has a row for each controller, with what the kernel itself says of
+// where it is.
+func TestTableOfThisHost(t *testing.T) {
+	h := need(t, controllers...)
+	v1 := map[string]bool{"cpuacct": h.Support(CPUAcct).Hierarchy == "v1"}
+	for line := range strings.Lines(string(mustRead(t, "/proc/self/cgroup"))) {
+		for name := range strings.SplitSeq(strings.Split(line, ":")[1], ",") {
+			v1[name] = v1[name] || name != "cpuacct"
+		}
+	}
+	var names []string
+	for _, s := range h.Table() {
+		names = append(names, string(s.Controller))
+		want := Delegated
+		if v1[s.Controller.legacy()] {
+			want = Legacy
+		}
+		if s.Place != want || s != h.Support(s.Controller) {
+			t.Errorf("%+v, want it %s", s, want)
+		}
+	}
+	if got := strings.Join(names, " "); got != "memory pids cpu cpuset io cpuacct" {
+		t.Errorf("order: %s", got)
+	}
+}
+
+// A controller that v2 has and does not hand on, one that no kernel has, and
+// none that is to be seen. The Host is this one's with less to be seen.
+func TestPlacesOfWhatCannotBeUsed(t *testing.T) {
+	h := need(t, controllers...)
+	two := needV2(t, h)
+	part := func(keep func(m mount) bool) *Host {
+		p := &Host{v2own: h.v2own, v1own: map[string]string{}, opened: map[string]*hierarchy{}, placed: map[Controller]*hierarchy{}, proven: map[Controller]bool{}}
+		for _, m := range h.mounts {
+			if keep(m) {
+				p.mounts = append(p.mounts, m)
+			}
+		}
+		return p
+	}
+	v2alone := part(func(m mount) bool { return m.version == v2{} })
+	for _, s := range v2alone.Table() {
+		want := NotDelegated
+		if ok, err := has(two.dir, "cgroup.controllers", string(s.Controller)); err != nil {
+			t.Fatal(err)
+		} else if ok || s.Controller == CPUAcct {
+			want = Delegated
+		}
+		if s.Place != want || (s.Err == nil) != (want == Delegated) {
+			t.Errorf("v2 alone: %+v, want it %s", s, want)
+		}
+	}
+	for _, s := range part(func(mount) bool { return false }).Table() {
+		if s.Place != Absent || s.Err == nil || s.Fix != fixMount {
+			t.Errorf("no mount: %+v", s)
+		}
+	}
+	for _, h := range []*Host{h, v2alone} {
+		if s := h.Support("perf_event"); s.Place != Absent || s.Err == nil {
+			t.Errorf("one that this package does not know: %+v", s)
+		}
 	}
 }
 
@@ -60,7 +125,11 @@ func refusals(t *testing.T, cs []Controller, reason, fix string) {
 		}
 	}
 	name := newName()
-	leaf, err := h.NewLeaf(name, everything)
+	l := everything
+	if l.IO == nil {
+		l.IO = &IOLimits{{Device: "8:0", ReadBytes: 1}} // it comes to nothing anyway
+	}
+	leaf, err := h.NewLeaf(name, l)
 	var u *UnsupportedError
 	if leaf != nil || !errors.As(err, &u) {
 		t.Fatalf("NewLeaf = %v, %v", leaf, err)
@@ -184,7 +253,7 @@ func TestADelegatedCgroup(t *testing.T) {
 			t.Errorf("%s: %v (%s)", c, s.Err, s.Fix)
 		}
 	}
-	leaf, err := h.NewLeaf(newName(), Limits{Memory: 64 * mib, Pids: 20, CPUs: 0.5, CPUTime: true})
+	leaf, err := h.NewLeaf(newName(), everything)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +285,7 @@ func TestRefusedForOneController(t *testing.T) {
 		}
 		moveTo(t, os.Getpid(), child)
 		s := probe(t).Support(Memory)
-		if s.Err == nil || s.Err.Error() != "memory is not in cgroup.controllers of "+child || s.Fix != fixDelegate || s.Hierarchy != "v2" || s.Dir != child {
+		if s.Err == nil || s.Err.Error() != "memory is not in cgroup.controllers of "+child || s.Fix != fixDelegate || s.Hierarchy != "v2" || s.Dir != child || s.Place != NotDelegated {
 			t.Errorf("%+v", s)
 		}
 	} else {
@@ -227,7 +296,7 @@ func TestRefusedForOneController(t *testing.T) {
 			}
 		}
 		s := probe(t).Support(Memory)
-		if s.Err == nil || !strings.Contains(s.Err.Error(), point) || s.Fix != fixMount {
+		if s.Err == nil || !strings.Contains(s.Err.Error(), point) || s.Fix != fixMount || s.Place != Legacy {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -59,16 +59,17 @@ func (h *Host) NewLeaf(name string, l Limits) (*Leaf, error) {
 	h.mu.Lock()
 	plan, err := h.plan(l.asked())
 	h.mu.Unlock()
-	if err != nil {
-		return nil, err
+	var leaf *Leaf
+	if err == nil {
+		leaf, err = newLeaf(name, l, plan)
 	}
-	leaf, err := newLeaf(name, l, plan)
 	var u *UnsupportedError
 	if errors.As(err, &u) {
 		h.mu.Lock()
-		for _, s := range u.Missing { // it worked before and does no longer
+		for i, s := range u.Missing { // it worked before and does no longer
 			delete(h.placed, s.Controller)
 			delete(h.proven, s.Controller)
+			u.Missing[i] = h.locate(s)
 		}
 		h.mu.Unlock()
 	}
@@ -118,7 +119,7 @@ func (h *Host) plan(asked []Controller) ([]place, error) {
 		// Without cgroup.kill, a pids limit of 0 keeps what is to be killed
 		// from forking; failing that, any group will do to find it by.
 		for _, c := range []Controller{Pids, Memory, CPUAcct, CPU} {
-			if base, err := h.legacy(string(c)); err == nil && (c == Pids || len(plan) == 0) {
+			if base, err := h.legacy(c.legacy()); err == nil && (c == Pids || len(plan) == 0) {
 				add(base)
 			}
 		}
@@ -144,6 +145,7 @@ var probes atomic.Int64
 
 // try makes and removes a leaf for c alone.
 func (h *Host) try(c Controller, base *hierarchy) error {
+	// All CPUs and no device: which ones there are is the caller's to know.
 	small := Limits{Memory: 64 << 20, Pids: 64, CPUs: 0.01, CPUTime: true}
 	name := Prefix + "probe-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(probes.Add(1), 10)
 	leaf, err := newLeaf(name, small, []place{{base, []Controller{c}}})
@@ -348,6 +350,22 @@ func (l *Leaf) Stats() (Stats, error) {
 		errs = errors.Join(errs, l.acct.base.version.stats(l.acct.dir, CPUAcct, &s))
 	}
 	return s, errs
+}
+
+// Pressure reads how long tasks of the leaf had to wait for memory, CPU and
+// block devices. The kernel counts it on cgroup v2, also where v1 has the
+// controllers, as long as the tasks are in the leaf's v2 part. The error is
+// errors.ErrUnsupported if it counts nothing for this leaf.
+func (l *Leaf) Pressure() (Pressure, error) {
+	done, err := l.use()
+	if err != nil {
+		return noPressure(), err
+	}
+	defer done()
+	if len(l.parts) == 0 {
+		return noPressure(), fmt.Errorf("pressure of a leaf without groups: %w", errors.ErrUnsupported)
+	}
+	return l.parts[0].base.version.pressure(l.parts[0].dir)
 }
 
 // Scope tells whose memory ran out when a process of the leaf was OOM-killed.

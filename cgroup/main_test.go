@@ -189,7 +189,38 @@ func remove1(t testing.TB, leaf *Leaf) {
 }
 
 // everything is a parent's limits: all controllers, none of them tight.
-var everything = Limits{Memory: 1 << 30, Pids: 4000, CPUs: 4, CPUTime: true}
+var everything = Limits{Memory: 1 << 30, Pids: 4000, CPUs: 4, CPUSet: allCPUs(), IO: someIO(), CPUTime: true}
+
+// allCPUs lists the CPUs of this process.
+func allCPUs() string {
+	var of unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &of); err != nil {
+		panic(err)
+	}
+	return listOf(&of)
+}
+
+func listOf(of *unix.CPUSet) string {
+	var s cpuSet
+	for n := range maxCPU {
+		if of.IsSet(n) {
+			s[n/64] |= 1 << (n % 64)
+		}
+	}
+	return s.String()
+}
+
+// someIO is a limit that no disk reaches, nil if the host has no disk.
+func someIO() *IOLimits {
+	data, _ := os.ReadFile("/proc/partitions")
+	for line := range strings.Lines(string(data)) {
+		// The first that is a disk is one as a whole.
+		if f := strings.Fields(line); len(f) == 4 && f[0] != "major" && !exists("/sys/class/block/"+f[3]+"/partition") {
+			return &IOLimits{{Device: f[0] + ":" + f[1], ReadBytes: 1 << 40, WriteOps: 1 << 30}}
+		}
+	}
+	return nil
+}
 
 // within waits for ok. On a hang it dies with every goroutine's stack.
 func within(what string, d time.Duration, ok func() bool) {

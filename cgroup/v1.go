@@ -26,6 +26,10 @@ type version interface {
 	// stats fills in the part of s that c counts in d.
 	stats(d dir, c Controller, s *Stats) error
 
+	// pressure returns what the kernel counted of stalls in d. The error is
+	// errors.ErrUnsupported if it counts none.
+	pressure(d dir) (Pressure, error)
+
 	// cpu returns the CPU time used in d and below.
 	cpu(d dir) (time.Duration, error)
 
@@ -78,7 +82,7 @@ func (v1) enter(d dir) (*os.File, error) {
 func (v v1) limit(d dir, c Controller, l Limits) ([]Applied, error) {
 	switch c {
 	case Memory:
-		return v.limitMemory(d, l.Memory)
+		return v.limitMemory(d, l)
 	case Pids:
 		a, err := d.setOwn(c, "v1", "pids.max", l.Pids, 0)
 		return []Applied{a}, err
@@ -89,6 +93,10 @@ func (v v1) limit(d dir, c Controller, l Limits) ([]Applied, error) {
 		}
 		a, err := d.setOwn(c, "v1", "cpu.cfs_quota_us", l.quota(per), 0)
 		return []Applied{a}, err
+	case CPUSet:
+		return v.limitCPUSet(d, l.CPUSet)
+	case IO:
+		return v.limitIO(d, l.IO)
 	case CPUAcct:
 		_, err := v.cpu(d)
 		return nil, err
@@ -96,7 +104,13 @@ func (v v1) limit(d dir, c Controller, l Limits) ([]Applied, error) {
 	return nil, fmt.Errorf("unknown controller %q", c)
 }
 
-func (v1) limitMemory(d dir, limit int64) ([]Applied, error) {
+func (v1) limitMemory(d dir, l Limits) ([]Applied, error) {
+	if l.MemoryHigh > 0 {
+		// memory.soft_limit_in_bytes is looked at when the host runs out, and
+		// slows nobody down before.
+		return nil, &fault{fmt.Errorf("set memory.high of %s to %d: cgroup v1 has no such limit", d.path, l.MemoryHigh), fixHigh}
+	}
+	limit := l.Memory
 	// Memory first: memsw may not be less than it.
 	slack := int64(os.Getpagesize() - 1)
 	a, err := d.setOwn(Memory, "v1", "memory.limit_in_bytes", limit, slack)
@@ -129,7 +143,7 @@ func (v1) limitMemory(d dir, limit int64) ([]Applied, error) {
 		if ns[0] != 0 {
 			return nil, fmt.Errorf("oom_kill_disable of %s stays %d", d.path, ns[0])
 		}
-		as = append(as, Applied{Memory, "memory.oom_control (v1)", 0, ns[0]})
+		as = append(as, Applied{Controller: Memory, File: "memory.oom_control (v1)", Read: ns[0]})
 	}
 	if ns[1] < 0 {
 		return nil, fmt.Errorf("memory.oom_control of %s counts no OOM kills", d.path)

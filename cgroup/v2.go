@@ -22,14 +22,18 @@ func (v2) kill(d dir) error { return d.write("cgroup.kill", "1") }
 func (v v2) limit(d dir, c Controller, l Limits) ([]Applied, error) {
 	switch c {
 	case Memory:
-		return v.limitMemory(d, l.Memory)
+		return v.limitMemory(d, l)
 	case Pids:
 		a, err := d.setOwn(c, "v2", "pids.max", l.Pids, 0)
 		return []Applied{a}, err
 	case CPU:
 		quota := l.quota(period)
 		got, err := d.set("cpu.max", fmt.Sprintf("%d %d", quota, period), quota, 0)
-		return []Applied{{c, "cpu.max (v2)", quota, got}}, err
+		return []Applied{{Controller: c, File: "cpu.max (v2)", Wrote: quota, Read: got}}, err
+	case CPUSet:
+		return d.confine("v2", "cpuset.cpus.effective", l.CPUSet)
+	case IO:
+		return v.limitIO(d, l.IO)
 	case CPUAcct:
 		_, err := v.cpu(d)
 		return nil, err
@@ -37,7 +41,20 @@ func (v v2) limit(d dir, c Controller, l Limits) ([]Applied, error) {
 	return nil, fmt.Errorf("unknown controller %q", c)
 }
 
-func (v2) limitMemory(d dir, limit int64) ([]Applied, error) {
+func (v v2) limitMemory(d dir, l Limits) (as []Applied, err error) {
+	if l.Memory > 0 {
+		if as, err = v.limitMemoryMax(d, l.Memory); err != nil {
+			return nil, err
+		}
+	}
+	if l.MemoryHigh > 0 {
+		high, err := d.setOwn(Memory, "v2", "memory.high", l.MemoryHigh, int64(os.Getpagesize()-1))
+		return append(as, high), err
+	}
+	return as, nil
+}
+
+func (v2) limitMemoryMax(d dir, limit int64) ([]Applied, error) {
 	max, err := d.setOwn(Memory, "v2", "memory.max", limit, int64(os.Getpagesize()-1))
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -211,6 +212,15 @@ func processesOf(id string) []string {
 	return pids
 }
 
+func commsOf(id string) []string {
+	var comms []string
+	for _, pid := range processesOf(id) {
+		b, _ := os.ReadFile("/proc/" + pid + "/comm")
+		comms = append(comms, strings.TrimSpace(string(b)))
+	}
+	return comms
+}
+
 // E1: a launcher that is killed takes its jails along, and what it left behind
 // is removed by the next collection.
 func TestKilledLauncherLeavesNothing(t *testing.T) {
@@ -218,6 +228,10 @@ func TestKilledLauncherLeavesNothing(t *testing.T) {
 	for _, id := range ids {
 		if len(processesOf(id)) < 2 {
 			t.Fatalf("%s holds processes %v", id, processesOf(id))
+		}
+		// What orphans looks for is what an init is called.
+		if comms := commsOf(id); !slices.Contains(comms, "jail-init") {
+			t.Fatalf("%s holds %v", id, comms)
 		}
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -272,13 +286,13 @@ func TestLauncherKilledAtAnyTime(t *testing.T) {
 				return false
 			}
 		}
-		return len(initsAlive(t)) == 0
+		return len(orphans(t)) == 0
 	})
 }
 
-// initsAlive lists processes named as the jail's init whose launcher is not
-// this process.
-func initsAlive(t *testing.T) []string {
+// orphans lists the jail inits whose launcher is gone: their parent is whoever
+// takes orphans on this machine, and no launcher.
+func orphans(t *testing.T) []string {
 	t.Helper()
 	var pids []string
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -287,7 +301,12 @@ func initsAlive(t *testing.T) []string {
 	}
 	for _, s := range stats {
 		b, err := os.ReadFile(s)
-		if err == nil && bytes.Contains(b, []byte("(jail-init)")) && !bytes.Contains(b, []byte(") Z ")) {
+		if err != nil || !bytes.Contains(b, []byte(" (jail-init) ")) {
+			continue
+		}
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		comm, _ := os.ReadFile("/proc/" + f[1] + "/comm")
+		if f[0] != "Z" && !strings.HasPrefix(string(comm), "jail") {
 			pids = append(pids, s)
 		}
 	}

@@ -5,12 +5,13 @@
 #
 # Usage: vagrant-box.sh
 # Environment: JAIL_VM_MIRROR  where the packages come from (Debian's)
-#              JAIL_VAGRANT_DIR  where it is made (build/vagrant)
 set -eu
 cd "$(dirname "$0")/.."
 
 box=jail/bookworm
-dir=${JAIL_VAGRANT_DIR:-build/vagrant}
+dir=$PWD/build/vagrant
+# Vagrant makes it wherever it runs.
+export VAGRANT_DOTFILE_PATH="$dir/machine"
 begin=$(date +%s)
 
 say() { printf 'vagrant-box: %4d s: %s\n' $(($(date +%s) - begin)) "$*"; }
@@ -61,7 +62,7 @@ machine=linux-image-cloud-amd64,systemd-sysv,udev,dbus,openssh-server,sudo,ifupd
 
 mkdir -p "$dir"
 # The name begins with a dot: no Go package may seem to be in there.
-work=$(realpath "$dir")/.box
+work=$dir/.box
 rm -rf "$work"
 mkdir "$work"
 trap 'rm -rf "$work"' EXIT
@@ -127,10 +128,4 @@ vagrant box add --force --provider libvirt --name "$box" "$work/local.box" >>"$d
 	tail -n 10 "$dir/box.log" >&2
 	exit 1
 }
-# The copy of an earlier box that libvirt keeps would be used instead.
-if virsh -q -c qemu:///system pool-info default >/dev/null 2>&1; then
-	for old in $(virsh -q -c qemu:///system vol-list default | awk '{print $1}' | grep '^jail-VAGRANTSLASH-bookworm_vagrant_box_image_' || true); do
-		virsh -q -c qemu:///system vol-delete --pool default "$old" >/dev/null || true
-	done
-fi
 say "done"

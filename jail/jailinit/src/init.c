@@ -362,6 +362,7 @@ static _Noreturn void stage(void)
 	// Cleared by no one before the clone; the read of the request below ends
 	// with EOF if the launcher died earlier than this line.
 	sys(prctl, PR_SET_PDEATHSIG, SIGKILL);
+	sys(prctl, PR_SET_NAME, "jail-init"); // the exec was by a number
 	read_request();
 
 	proc = sys(openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -536,6 +537,7 @@ static struct sock_filter own_filter[] = {
 	ALLOW(getdents64),
 	ALLOW(close),
 	ALLOW(exit_group),
+	ALLOW(restart_syscall), // after a stop or a freeze
 	BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 };
 
@@ -727,7 +729,6 @@ static void pid1(int released)
 	char byte;
 
 	sys(prctl, PR_SET_PDEATHSIG, SIGKILL);
-	sys(prctl, PR_SET_DUMPABLE, 0);
 
 	// cgroup v1: the single-threaded writer moves itself without the grace
 	// period that a move by pid waits for. The limits hold from here on.
@@ -746,6 +747,8 @@ static void pid1(int released)
 	// Changing ids cleared the parent-death signal (prctl(2)); a launcher that
 	// died before this line shows as a hang-up of the control socket.
 	must(STAGE_IDS, 3, sys(prctl, PR_SET_PDEATHSIG, SIGKILL));
+	// It also set the dumpable flag to fs.suid_dumpable, which may be 1.
+	must(STAGE_IDS, 8, sys(prctl, PR_SET_DUMPABLE, 0));
 	r = sys(ppoll, &gone, 1, &now, 0, 8);
 	if (r > 0 && (gone.revents & POLLHUP))
 		die();
