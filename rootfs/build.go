@@ -83,8 +83,11 @@ func (p *plan) build(work string) (ns *os.File, err error) {
 		Stdin:      strings.NewReader(string(in)),
 		Stderr:     &stderr,
 		ExtraFiles: []*os.File{theirs},
-		// Everything that the helper mounts stays in a namespace of its own.
-		SysProcAttr: &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Setpgid: true},
+		// Everything that the helper mounts stays in a namespace of its own. The
+		// cgroup namespace is for a mount of cgroup2: in the initial one it
+		// would set the options of the host's hierarchy (nsdelegate and others,
+		// cgroups(7)).
+		SysProcAttr: &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP, Setpgid: true},
 		WaitDelay:   time.Second,
 	}
 	if err := cmd.Start(); err != nil {

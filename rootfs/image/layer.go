@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +16,6 @@ import (
 	"os"
 	"strings"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 )
@@ -238,16 +239,13 @@ func (u *unpacker) layer(src *source, i int, l layer, left *limits, visit func(*
 	defer b.close()
 	raw := &meter{u: u, r: b}
 	if l.size >= 0 {
-		raw.r = io.LimitReader(b, l.size)
-		if raw.hash, err = v1.Hasher(l.digest.Algorithm); err != nil {
-			return fmt.Errorf("%w: layer %d: %v", ErrInvalid, i, err)
-		}
+		raw.r, raw.hash = io.LimitReader(b, l.size), sha256.New()
 	}
 	if err := u.archive(raw, l, left, visit); err != nil {
 		return fmt.Errorf("layer %d: %w", i, raw.blame(err))
 	}
 	if l.size >= 0 {
-		if got := fmt.Sprintf("%x", raw.hash.Sum(nil)); got != l.digest.Hex {
+		if got := hex.EncodeToString(raw.hash.Sum(nil)); got != l.digest.Hex {
 			return fmt.Errorf("%w: layer %d: %s has the digest %s", ErrInvalid, i, l.digest, got)
 		}
 	}
@@ -263,10 +261,7 @@ func (u *unpacker) archive(raw *meter, l layer, left *limits, visit func(*tar.He
 		return fmt.Errorf("%w: %v", ErrInvalid, err)
 	}
 	defer end()
-	out := &counter{r: in, left: &left.bytes, limit: u.limits.bytes}
-	if out.hash, err = v1.Hasher(l.diffID.Algorithm); err != nil {
-		return fmt.Errorf("%w: %v", ErrInvalid, err)
-	}
+	out := &counter{r: in, hash: sha256.New(), left: &left.bytes, limit: u.limits.bytes}
 	tr := tar.NewReader(out)
 	for {
 		hdr, err := tr.Next()
@@ -297,7 +292,7 @@ func (u *unpacker) archive(raw *meter, l layer, left *limits, visit func(*tar.He
 			return err.(*readError).invalid("rest of it")
 		}
 	}
-	if got := fmt.Sprintf("%x", out.hash.Sum(nil)); got != l.diffID.Hex {
+	if got := hex.EncodeToString(out.hash.Sum(nil)); got != l.diffID.Hex {
 		return fmt.Errorf("%w: unpacks to the digest %s, the configuration says %s", ErrInvalid, got, l.diffID)
 	}
 	return nil

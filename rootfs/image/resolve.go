@@ -2,8 +2,6 @@ package image
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"path"
@@ -74,7 +72,9 @@ func named(tag string, names []string) bool {
 	})
 }
 
-func fits(p *v1.Platform) bool { return p.OS == "linux" && p.Architecture == runtime.GOARCH }
+func fits(p *v1.Platform) bool {
+	return p != nil && p.OS == "linux" && p.Architecture == runtime.GOARCH
+}
 
 // resolve finds the image that is wanted and checks its manifest and
 // configuration. Its layers are not looked at.
@@ -94,7 +94,8 @@ func (s *source) resolve(want selection) (*target, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := map[v1.Hash]*candidate{}
+	var found *candidate
+	several := false
 	for _, c := range all {
 		if want.digest != (v1.Hash{}) && !slices.Contains(c.digests, want.digest) {
 			continue
@@ -105,27 +106,24 @@ func (s *source) resolve(want selection) (*target, error) {
 			if err != nil {
 				return nil, err
 			}
-			c.platform = &v1.Platform{OS: t.config.OS, Architecture: t.config.Architecture, Variant: t.config.Variant}
+			c.platform = t.config.Platform()
 		}
 		if fits(c.platform) {
-			found[c.digests[0]] = c
+			several = several || found != nil && found.digests[0] != c.digests[0]
+			found = c
 		}
 	}
-	if len(found) != 1 {
-		problem := "no image for linux/" + runtime.GOARCH
-		if len(found) > 1 {
-			problem = "several images, add :TAG or @DIGEST"
-		}
-		return nil, choice(problem, want, all)
+	if several {
+		return nil, choice("several images, add :TAG or @DIGEST", want, all)
 	}
-	for _, c := range found {
-		t, err := c.load()
-		if err == nil && !fits(&v1.Platform{OS: t.config.OS, Architecture: t.config.Architecture}) {
-			err = fmt.Errorf("%w: configuration is for %.64q, want linux/%s", ErrInvalid, t.config.OS+"/"+t.config.Architecture, runtime.GOARCH)
-		}
-		return t, err
+	if found == nil {
+		return nil, choice("no image for linux/"+runtime.GOARCH, want, all)
 	}
-	panic("unreachable")
+	t, err := found.load()
+	if err == nil && !fits(t.config.Platform()) {
+		err = fmt.Errorf("%w: configuration is for %.64q, want linux/%s", ErrInvalid, t.config.OS+"/"+t.config.Architecture, runtime.GOARCH)
+	}
+	return t, err
 }
 
 func choice(problem string, want selection, all []*candidate) error {
@@ -339,8 +337,7 @@ func (s *source) dockerConfig(name string) (digest v1.Hash, config []byte, err e
 	if err != nil {
 		return digest, nil, fmt.Errorf("configuration: %w", err)
 	}
-	sum := sha256.Sum256(config)
-	digest = v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}
+	digest = digestOf(config)
 	said, err := v1.NewHash("sha256:" + strings.TrimSuffix(path.Base(name), ".json"))
 	if err == nil && said != digest {
 		return digest, nil, fmt.Errorf("%w: configuration %s has the digest %s", ErrInvalid, said, digest)

@@ -148,7 +148,7 @@ func (s *Store) open(ctx context.Context, ref string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := entryName(t.digest.Algorithm, t.digest.Hex)
+	name := imagePrefix + t.digest.Hex
 	img, err := s.obtain(d, name, u, src, t)
 	if err == nil && memo != "" && src.unchanged() {
 		d.memorize(memo, name)
@@ -216,7 +216,7 @@ func (s *Store) Drop() ([]string, error) {
 			return dropped, err
 		}
 		if gone {
-			dropped = append(dropped, strings.Replace(name, "-", ":", 1))
+			dropped = append(dropped, "sha256:"+strings.TrimPrefix(name, imagePrefix))
 		}
 	}
 	memos, err := d.names(memoPrefix)
@@ -246,15 +246,13 @@ func (s *Store) Drop() ([]string, error) {
 // itself is held while half- things are made and looked for, so that none is
 // seen before it is locked.
 const (
-	imagePrefix = "sha"
+	imagePrefix = "sha256-"
 	halfPrefix  = "half-"
 	memoPrefix  = "seen-"
 	rootName    = "rootfs"
 	trashName   = "trash"
 	recordName  = "image.json"
 )
-
-func entryName(algorithm, hex string) string { return algorithm + "-" + hex }
 
 // storeDir is an open store. Everything below it is reached through the handle.
 type storeDir struct {
@@ -434,7 +432,7 @@ func (d *storeDir) read(name string, fd int) (*Image, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return nil, fmt.Errorf("%s: %w", recordName, err)
 	}
-	if strings.Replace(r.Digest, ":", "-", 1) != name {
+	if r.Digest != "sha256:"+strings.TrimPrefix(name, imagePrefix) {
 		return nil, fmt.Errorf("%s: digest %q", recordName, r.Digest)
 	}
 	return &Image{Dir: filepath.Join(d.path, name, rootName), Env: r.Env, WorkingDir: r.WorkingDir, Digest: r.Digest}, nil
