@@ -31,10 +31,22 @@ func TestPressure(t *testing.T) {
 		if p, err = leaf.Pressure(); err != nil {
 			t.Fatal(err)
 		}
-		return p.CPU.Some > 100*time.Millisecond && p.CPU.Avg10 > 0
+		return p.CPU.Some > 0
 	})
-	if p.CPU.Avg10 > 100 || p.CPU.Some > time.Minute {
-		t.Errorf("Pressure = %+v", p)
+	// How much of the waiting a kernel sees is its own business; what it says is
+	// what is returned.
+	total := func() time.Duration {
+		s, err := stall(mustRead(t, leaf.Dir().Name()+"/cpu.pressure"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Some
+	}
+	before := total()
+	p, err = leaf.Pressure()
+	after := total()
+	if err != nil || p.CPU.Some < before || p.CPU.Some > after || p.CPU.Avg10 > 100 {
+		t.Errorf("Pressure = %+v, %v; before %v, after %v", p, err, before, after)
 	}
 }
 
