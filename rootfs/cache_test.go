@@ -308,6 +308,50 @@ func TestFailedBuildIsNotRemembered(t *testing.T) {
 	tpl.ns.Close()
 }
 
+// A root whose mount points were replaced since gets a new template: the old one
+// has lost its mounts there.
+func TestReplacedMountPointIsNoticed(t *testing.T) {
+	dir, root := cacheDir(t), t.TempDir()
+	for _, d := range []string{"proc", "dev", "tmp", "data"} {
+		if err := os.Mkdir(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	name := func() string {
+		t.Helper()
+		p, err := Config{Dir: root, Binds: []Bind{{Source: "/usr/share", Target: "/data"}}}.resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := p.name()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	first := name()
+	if again := name(); again != first {
+		t.Error("the name changes by itself")
+	}
+	open(t, dir, Config{Dir: root})
+	for _, d := range []string{"proc", "data"} {
+		before := name()
+		// A new inode for sure: the old one is still there.
+		if err := errors.Join(os.Rename(filepath.Join(root, d), filepath.Join(root, "old"+d)), os.Mkdir(filepath.Join(root, d), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		if name() == before {
+			t.Errorf("/%s was replaced and the template keeps its name", d)
+		}
+	}
+	if err := relink(root, "proc", "/etc"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&Cache{Dir: dir}).Open(Config{Dir: root}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("root with /proc replaced by a link: %v", err)
+	}
+}
+
 // A4, A5, A10 and their neighbours: roots and binds that lead astray are
 // refused, and nothing is created anywhere for them.
 func TestHostileRootsAreRefused(t *testing.T) {

@@ -67,8 +67,11 @@ var ErrInvalid = errors.New("invalid root")
 // plan is a Config made absolute and checked, with the identity of each source.
 // It crosses to the helper as JSON, and its digest is the template's name.
 type plan struct {
-	Dir      string
-	DirID    identity
+	Dir   string
+	DirID identity
+	// Points are the directories of Dir that are mounted over. One that was
+	// replaced has lost its mounts in a template that was built before.
+	Points   []identity
 	Binds    []plannedBind
 	Files    []File
 	Host     []hostEntry
@@ -166,6 +169,9 @@ func (c Config) resolve() (*plan, error) {
 		if err := checkTarget(target); err != nil {
 			return nil, err
 		}
+		if rest, ok := strings.CutPrefix(target, "/var/tmp/"); ok && c.Dir == "" {
+			target = "/tmp/" + rest // where the host view's /var/tmp leads
+		}
 		if seen[target] {
 			return nil, fmt.Errorf("%w: two binds to %s", ErrInvalid, target)
 		}
@@ -180,6 +186,19 @@ func (c Config) resolve() (*plan, error) {
 			Source: src, Target: target, Writable: b.Writable, Directory: id.directory(),
 			Late: below(target, "/tmp") || below(target, "/dev/shm"), ID: id,
 		})
+	}
+	if p.Dir != "" {
+		points := []string{"/proc", "/dev", "/tmp"}
+		for _, b := range p.Binds {
+			points = append(points, b.Target)
+		}
+		for _, point := range points {
+			id, err := identify(filepath.Join(p.Dir, point), false)
+			if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+				return nil, fmt.Errorf("root directory: %w", err)
+			}
+			p.Points = append(p.Points, id) // what is missing or wrong is told later
+		}
 	}
 	return p, nil
 }
