@@ -316,6 +316,8 @@ type SetupError struct {
 	// Index tells steps of a stage apart.
 	Index int
 	Err   error
+
+	inside bool // told by the init
 }
 
 func (e *SetupError) Error() string { return fmt.Sprintf("set up jail: %s: %v", e.Stage, e.Err) }

@@ -74,13 +74,46 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 		return nil, err
 	}
 	collectOnce()
+	j, err := start(ctx, spec)
+	var setup *SetupError
+	if errors.As(err, &setup) && setup.stale() && spec.templates().Discard(spec.Root) == nil {
+		// The template has gone bad: a directory that it mounts over was
+		// removed, say. Build it anew, once.
+		j, err = start(ctx, spec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	go j.supervise(ctx)
+	return j, nil
+}
+
+func start(ctx context.Context, spec Spec) (*Jail, error) {
 	j := &Jail{spec: spec, kill: make(chan struct{}), done: make(chan struct{})}
 	if err := j.setUp(ctx); err != nil {
 		j.dismantle()
 		return nil, err
 	}
-	go j.supervise(ctx)
 	return j, nil
+}
+
+// stale tells errors of the init, not of the making of a template, that point to
+// a template that cannot be used.
+func (e *SetupError) stale() bool {
+	var errno syscall.Errno
+	return (e.Stage == stageMount || e.Stage == stageTemplate) && e.inside && errors.As(e.Err, &errno)
+}
+
+const (
+	stageMount    = "mount"
+	stageTemplate = "template"
+)
+
+func (s *Spec) templates() *rootfs.Cache {
+	if s.Templates != nil {
+		return s.Templates
+	}
+	return &templates
 }
 
 // Run starts a jail and waits for it. The report is never nil; the error is
@@ -101,16 +134,12 @@ func (j *Jail) setUp(ctx context.Context) error {
 	if err := j.makeLeaf(); err != nil {
 		return err
 	}
-	cache := j.spec.Templates
-	if cache == nil {
-		cache = &templates
-	}
-	template, err := cache.Open(j.spec.Root)
+	template, err := j.spec.templates().Open(j.spec.Root)
 	if err != nil {
 		if errors.Is(err, rootfs.ErrInvalid) {
-			return setupError("mount", err)
+			return setupError(stageMount, err)
 		}
-		return setupError("template", err)
+		return setupError(stageTemplate, err)
 	}
 	filter := j.spec.Seccomp
 	if filter == nil {
@@ -394,7 +423,7 @@ func (j *Jail) initFault(m jailinit.Message) error {
 	case jailinit.StageWorkdir:
 		errno = fmt.Errorf("%s: %w", clip(j.spec.Dir), errno)
 	}
-	return &SetupError{Stage: stage.String(), Index: int(m.B), Err: errno}
+	return &SetupError{Stage: stage.String(), Index: int(m.B), Err: errno, inside: true}
 }
 
 // receive reads one message of the init.

@@ -113,6 +113,33 @@ func (c *Cache) Open(cfg Config) (*Template, error) {
 	return e.t, e.err
 }
 
+// Discard forgets the template of a Config, pin and all, so that the next Open
+// builds it anew: a jail could not be made from it. Jails that run from it are
+// not touched.
+func (c *Cache) Discard(cfg Config) error {
+	p, err := cfg.resolve()
+	if err != nil {
+		return err
+	}
+	name, err := p.name()
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	delete(c.built, name)
+	c.mu.Unlock()
+	d, err := openPinDir(c.dir())
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.lock(); err != nil {
+		return err
+	}
+	d.unpin(name)
+	return nil
+}
+
 func (c *Cache) dir() string {
 	if c.Dir != "" {
 		return c.Dir
