@@ -53,6 +53,7 @@ func TestScriptValues(t *testing.T) {
 		{"result", "result = {'a': [1, 2.5, None, True, 'é']}", jail.CauseOK, "", `{"a":[1,2.5,null,true,"é"]}`, ""},
 		{"last expression", "x = 20\nx * 2 + 2", jail.CauseOK, "", "42", ""},
 		{"exact numbers", "result = [2**60, 2**64, -2**53, 1.5e-7]", jail.CauseOK, "", "[1152921504606846976,18446744073709551616,-9007199254740992,1.5e-07]", ""},
+		{"descriptors 0 to 4 and the one that lists them (J5)", "import os\nsorted(os.listdir('/proc/self/fd'))", jail.CauseOK, "", `["0","1","2","3","4","5"]`, ""},
 		{"no value", "x = 1", jail.CauseOK, "", "", ""},
 		{"exception", "raise KeyError('k')", jail.CauseProgram, toolfail.Permanent, "", "KeyError: 'k'"},
 		{"no JSON", "result = {1, 2}", jail.CauseProgram, toolfail.Invalid, "", "set"},
