@@ -14,6 +14,9 @@
 //     the kernel made of it. Swap is bounded together with memory, or refused.
 //   - What cannot be enforced on this host is a [*UnsupportedError] that says
 //     which controller, where, why and what to do about it.
+//   - Nothing is given in place of what was asked for: CPUs that the launcher's
+//     cgroup has not, a device that is not there and MemoryHigh on cgroup v1 are
+//     refused.
 //   - OOM kills, peaks, refused forks and CPU time come from the kernel's
 //     counters of this leaf, which start at zero. A counter that the kernel
 //     does not have is -1.
@@ -26,11 +29,14 @@
 //
 // What it does not promise:
 //
+//   - A limit of written bytes holds for direct and synchronous writes only,
+//     unless cgroup v2 has both io and memory: see [IOLimit].
 //   - It starts no process and moves none, but for one case: on cgroup v2 the
 //     caller's own cgroup may not hold processes once its children have limits,
 //     unless it is the root. If the caller is alone there, it moves itself to a
 //     child named jail-launcher, and its cgroup is the parent from then on, for
-//     its children too. If it is not alone, the limits are refused.
+//     its children too. If it is not alone, the limits are refused. For cpuset it
+//     also needs the right to schedule every process that its cgroup has below.
 //   - Collect finds leaves below the caller's own cgroup only. What a launcher
 //     of another session or unit left behind is seen only from there.
 //   - A process that may write to cgroupfs can leave its leaf. Keep cgroupfs

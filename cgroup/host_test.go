@@ -201,26 +201,32 @@ func TestRefusedReadOnly(t *testing.T) {
 	}
 }
 
+const user = 65534
+
+// asUser makes cmd run without root's rights.
+func asUser(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	// The binary is where only root may look; a copy is not.
+	data, err := os.ReadFile(cmd.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.CreateTemp("/tmp", "cgroup-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(f.Name()) })
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(0o755), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Path, cmd.Args[0], cmd.Dir = f.Name(), f.Name(), "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+}
+
 // E5: an ordinary user whose cgroup nobody delegated.
 func TestRefusedToAUser(t *testing.T) {
-	if !inside(t, func(parent *Leaf, cmd *exec.Cmd) {
-		// The binary is where only root may look; a copy is not.
-		data, err := os.ReadFile(cmd.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := os.CreateTemp("/tmp", "cgroup-test-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.Remove(f.Name()) })
-		_, err = f.Write(data)
-		if err = errors.Join(err, f.Chmod(0o755), f.Close()); err != nil {
-			t.Fatal(err)
-		}
-		cmd.Path, cmd.Args[0], cmd.Dir = f.Name(), f.Name(), "/"
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	}) {
+	if !inside(t, func(_ *Leaf, cmd *exec.Cmd) { asUser(t, cmd) }) {
 		return
 	}
 	if os.Geteuid() == 0 {
@@ -231,21 +237,22 @@ func TestRefusedToAUser(t *testing.T) {
 
 // E5: a user to whom the cgroup was delegated needs nothing else.
 func TestADelegatedCgroup(t *testing.T) {
-	const uid = 65534
 	if !inside(t, func(parent *Leaf, cmd *exec.Cmd) {
 		for _, p := range parent.parts {
 			for _, f := range []string{"", "/cgroup.procs", "/tasks", "/cgroup.subtree_control"} {
-				if err := os.Chown(p.dir.path+f, uid, uid); err != nil && !errors.Is(err, os.ErrNotExist) {
+				if err := os.Chown(p.dir.path+f, user, user); err != nil && !errors.Is(err, os.ErrNotExist) {
 					t.Fatal(err)
 				}
 			}
 		}
+		// All threads: for cpuset the kernel wants the right to schedule each
+		// process below, and a thread of root's would be out of reach.
+		asUser(t, cmd)
 	}) {
 		return
 	}
-	runtime.LockOSThread() // the user is this thread alone, and the thread ends with the test
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
-		t.Fatal(errno)
+	if os.Geteuid() == 0 {
+		t.Fatal("is root")
 	}
 	h := probe(t)
 	for _, c := range controllers {

@@ -24,8 +24,8 @@ type IOLimits []IOLimit
 // WriteOps hold for direct and synchronous writes only.
 type IOLimit struct {
 	Device                string // "MAJOR:MINOR" of a whole disk, not of a partition
-	ReadBytes, WriteBytes int64  // below 2^63
-	ReadOps, WriteOps     int64  // below 2^32-1
+	ReadBytes, WriteBytes int64  // v2 takes no 1
+	ReadOps, WriteOps     int64  // below 2^32-1; v2 takes no 1
 }
 
 // A rate is one limit with its name on either version.

@@ -173,7 +173,7 @@ func TestIOLimitsThatCannotBeAreRefused(t *testing.T) {
 		{"what 32 bits cannot hold", IOLimits{{Device: disk, ReadOps: 1 << 32}}, "is 4294967296, above 4294967294", ""},
 		{"what the kernel takes for no limit", IOLimits{{Device: disk, ReadOps: math.MaxUint32}}, "is 4294967295, above 4294967294", ""},
 		{"no such device", IOLimits{{Device: "4095:1048575", ReadBytes: 1}}, "4095:1048575", fixDevice},
-		{"no such device after one", IOLimits{{Device: disk, ReadBytes: 1}, {Device: "4095:1048575", WriteOps: 1}}, "4095:1048575", fixDevice},
+		{"no such device after one", IOLimits{{Device: disk, ReadBytes: 2}, {Device: "4095:1048575", WriteOps: 1}}, "4095:1048575", fixDevice},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			name := newName()
