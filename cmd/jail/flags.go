@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +15,7 @@ import (
 
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
+	"example.com/jail/rootfs/image"
 	"example.com/jail/seccomp"
 )
 
@@ -57,10 +60,10 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.allowUnenforced, "allow-unenforced", nil, "run although this host cannot enforce the budget `ITEM`, by the name\nthat jail check shows (repeatable)")
 
 	f.StringArrayVar(&o.env, "env", nil, "add `KEY=VALUE` to the program's environment (repeatable)")
-	f.StringVar(&o.dir, "workdir", "/tmp", "`DIR` in the jail to work in")
+	f.StringVar(&o.dir, "workdir", "", "`DIR` in the jail to work in (default /tmp, or the image's)")
 	f.Var(&bindValue{list: &o.binds}, "ro-bind", "host file or directory to show read-only in the jail (repeatable)")
 	f.Var(&bindValue{list: &o.binds, writable: true}, "bind", "host file or directory that the program may write with its owner's\nrights (repeatable)")
-	f.StringVar(&o.rootfs, "rootfs", "host", "root file system: host for a read-only view of this one, or a directory;\n`host|DIR`")
+	f.StringVar(&o.rootfs, "rootfs", "host", "root file system: host for a read-only view of this one, a directory, or\nan OCI image on disk (layout directory or archive, with :TAG or @DIGEST);\n`host|DIR|IMAGE`")
 	f.StringVar(&o.seccomp, "seccomp", "default", "system call filter: default, none, or a file with an OCI profile;\n`NAME|FILE`")
 	f.StringVar(&o.tools, "tools", "", "read the tools that the program may call from `FILE` (YAML or JSON)")
 	f.BoolVar(&o.stdin, "stdin", false, "pass standard input to the program (otherwise it is empty)")
@@ -71,34 +74,52 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.SortFlags = false
 }
 
-// spec makes the Spec that the flags describe, but for what is run.
-func (o *options) spec() (jail.Spec, error) {
-	s := jail.Spec{Env: o.env, Dir: o.dir, Budget: o.budget, User: o.user.user}
+// spec makes the Spec that the flags describe, but for what is run. close gives
+// up the image that the spec uses.
+func (o *options) spec(ctx context.Context, progress func(done, total int64)) (s jail.Spec, close func(), err error) {
+	close = func() {}
+	s = jail.Spec{Env: o.env, Dir: o.dir, Budget: o.budget, User: o.user.user}
 	s.Budget.MaxMemory, s.Budget.MaxOutput = int64(o.memory), int64(o.output)
 	s.Budget.MaxTmp, s.Budget.MaxBytes = int64(o.tmp), int(o.callBytes)
 	for _, i := range o.allowUnenforced {
 		s.AllowUnenforced = append(s.AllowUnenforced, jail.Item(i))
 	}
 	s.Root.Binds = o.binds
-	if o.rootfs != "host" {
-		info, err := os.Stat(o.rootfs)
-		switch {
-		case err != nil:
-			return s, refusal("rootfs", fmt.Sprintf("--rootfs %s: %v", o.rootfs, pathErr(err)), "give host or a directory")
-		case !info.IsDir():
-			return s, refusal("rootfs", fmt.Sprintf("--rootfs %s is no directory", o.rootfs), "unpack the image to a directory and give that")
+	switch {
+	case o.rootfs == "host":
+	case image.IsImage(o.rootfs):
+		store := imageStore()
+		store.Progress = progress
+		i, err := store.Open(ctx, o.rootfs)
+		if err != nil {
+			return s, close, refusal("rootfs", fmt.Sprintf("--rootfs %s: %v", o.rootfs, err), "give host, a directory or an OCI image on disk")
+		}
+		close = func() { _ = i.Close() }
+		s.Root.Dir = i.Dir
+		s.Env = append(slices.Clone(i.Env), s.Env...)
+		if o.dir == "" {
+			s.Dir = i.WorkingDir
+		}
+	default:
+		if _, err := os.Stat(o.rootfs); err != nil {
+			return s, close, refusal("rootfs", fmt.Sprintf("--rootfs %s: %v", o.rootfs, pathErr(err)), "give host, a directory or an OCI image on disk")
 		}
 		s.Root.Dir = o.rootfs
 	}
 	if o.seccomp != "default" {
 		filter, err := seccomp.Load(o.seccomp)
 		if err != nil {
-			return s, refusal("seccomp", fmt.Sprintf("--seccomp %s: %v", o.seccomp, err), "give default, none or a file with an OCI seccomp profile")
+			return s, close, refusal("seccomp", fmt.Sprintf("--seccomp %s: %v", o.seccomp, err), "give default, none or a file with an OCI seccomp profile")
 		}
 		s.Seccomp = filter
 	}
-	return s, nil
+	return s, close, nil
 }
+
+// imagesEnv names another directory for unpacked images than the default.
+const imagesEnv = "JAIL_IMAGES"
+
+func imageStore() *image.Store { return &image.Store{Dir: os.Getenv(imagesEnv)} }
 
 func refusal(item, reason, fix string) error {
 	return &jail.RefusedError{Items: []jail.Refusal{{Item: item, Reason: reason, Fix: fix}}}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -61,9 +62,9 @@ func (a *app) gcCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "gc",
 		Short: "Remove what a killed launcher left behind",
-		Long: `Remove cgroups of launchers that are dead, and all templates kept for later
-runs in /run/jail, or in the directory that JAIL_TEMPLATES names. Running jails
-are not touched.`,
+		Long: `Remove cgroups of launchers that are dead, the templates kept for later runs in
+/run/jail (JAIL_TEMPLATES), and the unpacked images in /var/lib/jail/images
+(JAIL_IMAGES) that nobody uses. Running jails are not touched.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			groups, templates, err := jail.Collect(templates())
@@ -73,7 +74,12 @@ are not touched.`,
 			for _, t := range templates {
 				fmt.Fprintf(a.stdout, "dropped template %s\n", t)
 			}
-			if err == nil && len(groups)+len(templates) == 0 {
+			images, imageErr := imageStore().Drop()
+			for _, i := range images {
+				fmt.Fprintf(a.stdout, "dropped image %s\n", i)
+			}
+			err = errors.Join(err, imageErr)
+			if err == nil && len(groups)+len(templates)+len(images) == 0 {
 				fmt.Fprintln(a.stdout, "nothing to remove")
 			}
 			return err

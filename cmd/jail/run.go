@@ -10,7 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -161,10 +163,11 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		events = newEventStream(a.stdout, o.events)
 	}
 	r, err := func() (*jail.Report, error) {
-		spec, err := o.spec()
+		spec, closeImage, err := o.spec(ctx, a.progress())
 		if err != nil {
 			return jail.NewReport("", err), err
 		}
+		defer closeImage()
 		cleanUp, err := prepare(&spec)
 		if err != nil {
 			return jail.NewReport("", err), err
@@ -215,6 +218,24 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 const templatesEnv = "JAIL_TEMPLATES"
 
 func templates() *rootfs.Cache { return &rootfs.Cache{Dir: os.Getenv(templatesEnv)} }
+
+// progress shows at a terminal how far the unpacking of an image is.
+func (a *app) progress() func(done, total int64) {
+	if !isTerminal(a.stderr) {
+		return nil
+	}
+	last := time.Now()
+	return func(done, total int64) {
+		if done < total && time.Since(last) < 100*time.Millisecond {
+			return
+		}
+		last = time.Now()
+		fmt.Fprintf(a.stderr, "\runpacking image: %s of %s\x1b[K", units.BytesSize(float64(done)), units.BytesSize(float64(total)))
+		if done >= total {
+			fmt.Fprintln(a.stderr)
+		}
+	}
+}
 
 // explain says in one line why a run did not end by itself.
 func (a *app) explain(r *jail.Report, err error) {
