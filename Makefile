@@ -15,7 +15,7 @@ FILTER      := seccomp/program_ahead.go
 MADE        := $(INIT) $(FILTER)
 TEST_TIMEOUT ?= 8m
 
-.PHONY: build run hostile test check vet bench fuzz setup setup-bench install clean
+.PHONY: build run hostile test check bench fuzz integration vagrant vagrant-box setup setup-test setup-bench install clean
 
 build: setup $(MADE)
 	$(GO) build $(RELEASE) -o bin/jail ./cmd/jail
@@ -53,10 +53,22 @@ check: setup $(MADE)
 	$(GO) mod verify >/dev/null
 	$(GO) vet $(GOFLAGS_) ./...
 	$(GO) run $(STATICCHECK) $(GOFLAGS_) ./...
+	@if command -v vagrant >/dev/null; then vagrant validate --ignore-provider; fi
 
 bench: setup-bench build
 	$(GO) run $(GOFLAGS_) ./integration/bench -jail bin/jail
 	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms -benchmem ./wire/... ./invoke ./seccomp ./cgroup
+
+# The tests on a real kernel with cgroup v2 only, in QEMU.
+integration: setup $(MADE)
+	./scripts/integration.sh
+
+# The same in a Vagrant machine; vagrant-box makes a box where none can be had.
+vagrant: setup $(MADE)
+	./scripts/vagrant.sh
+
+vagrant-box:
+	./scripts/vagrant-box.sh
 
 fuzz: setup $(MADE)
 	./scripts/fuzz.sh
