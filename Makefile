@@ -53,7 +53,7 @@ check: setup $(MADE)
 	$(GO) mod verify >/dev/null
 	$(GO) vet $(GOFLAGS_) ./...
 	$(GO) run $(STATICCHECK) $(GOFLAGS_) ./...
-	@if command -v vagrant >/dev/null; then vagrant validate --ignore-provider; fi
+	@if command -v vagrant >/dev/null 2>&1; then ./scripts/vagrant.sh validate; fi
 
 bench: setup-bench build
 	$(GO) run $(GOFLAGS_) ./integration/bench -jail bin/jail

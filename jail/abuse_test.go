@@ -257,6 +257,11 @@ func TestReadOnlyBindStaysUnchanged(t *testing.T) {
 	if err := os.WriteFile(file, []byte(strings.Repeat("sentinel", 1000)), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// Writable for all: where the file system has no idmapped mounts, its mode
+	// would refuse the program before the read-only bind does.
+	if err := os.Chmod(file, 0o666); err != nil {
+		t.Fatal(err)
+	}
 	before := sum(t, file)
 	s := attempts(`
 f = "/opt/sentinel"

@@ -10,8 +10,10 @@ cd "$(dirname "$0")/.."
 
 box=jail/bookworm
 dir=$PWD/build/vagrant
-# Vagrant makes it wherever it runs.
-export VAGRANT_DOTFILE_PATH="$dir/machine"
+# The name begins with a dot: no Go package may seem to be in there.
+work=$dir/.box
+# Vagrant makes this directory wherever it runs.
+export VAGRANT_DOTFILE_PATH="$work/vagrant"
 begin=$(date +%s)
 
 say() { printf 'vagrant-box: %4d s: %s\n' $(($(date +%s) - begin)) "$*"; }
@@ -20,6 +22,11 @@ if [ "$(id -u)" != 0 ]; then
 	echo "vagrant-box.sh: making an image needs root: it mounts it" >&2
 	exit 1
 fi
+
+rm -rf "$work"
+mkdir -p "$work"
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM HUP
 
 # Installs what is missing, by Debian package name.
 missing=""
@@ -60,13 +67,6 @@ packages=$(sed -n 's/^PACKAGES = %w\[\(.*\)\]$/\1/p' Vagrantfile | tr ' ' ',')
 }
 machine=linux-image-cloud-amd64,systemd-sysv,udev,dbus,openssh-server,sudo,ifupdown,isc-dhcp-client,kmod
 
-mkdir -p "$dir"
-# The name begins with a dot: no Go package may seem to be in there.
-work=$dir/.box
-rm -rf "$work"
-mkdir "$work"
-trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM HUP
 root=$work/root
 
 say "Debian bookworm with $machine,$packages (a minute or two)"

@@ -278,10 +278,7 @@ func (j *job) makeCgroup() (*os.File, error) {
 	}
 	all := "+" + strings.Join(strings.Fields(string(controllers)), " +")
 	dir := cgroupRoot
-	for name := range strings.SplitSeq(strings.Trim(j.Cgroup, "/"), "/") {
-		if name == "" {
-			break
-		}
+	for name := range strings.FieldsFuncSeq(j.Cgroup, func(r rune) bool { return r == '/' }) {
 		if err := os.WriteFile(dir+"/cgroup.subtree_control", []byte(all), 0); err != nil {
 			return nil, err
 		}

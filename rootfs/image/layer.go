@@ -286,11 +286,10 @@ func (u *unpacker) archive(raw *meter, l layer, left *limits, visit func(*tar.He
 			return fmt.Errorf("entry %.128q: %w", hdr.Name, imageFault(err))
 		}
 	}
-	// Digests count to the end of the file, whatever the archive ends with.
-	for _, rest := range []io.Reader{out, buffered} {
-		if err := copyAll(io.Discard, rest); err != nil {
-			return err.(*readError).invalid("rest of it")
-		}
+	// Digests count to the end of the file, whatever the archive ends with. The
+	// decompressors read on to it as well.
+	if err := copyAll(io.Discard, out); err != nil {
+		return err.(*readError).invalid("rest of it")
 	}
 	if got := hex.EncodeToString(out.hash.Sum(nil)); got != l.diffID.Hex {
 		return fmt.Errorf("%w: unpacks to the digest %s, the configuration says %s", ErrInvalid, got, l.diffID)

@@ -247,6 +247,11 @@ func TestHostileLayouts(t *testing.T) {
 			index(l, l.manifest(config(nil, "", digest(data)), []any{d}))
 			l.files[blobFile(d)] = append(bytes.Clone(data), 0)
 		}, []string{"layer 0", "descriptor says"}},
+		"compressed layer, packed otherwise": {func(l *layout) {
+			d := l.blob(layerType+"+gzip", pack(t, gzipped, data))
+			index(l, l.manifest(config(nil, "", digest(data)), []any{d}))
+			l.files[blobFile(d)][9] ^= 1 // the system that it was made on
+		}, []string{"layer 0", "has the digest"}},
 		"compressed layer cut short": {func(l *layout) {
 			cut := pack(t, gzipped, data)
 			cut = cut[:len(cut)-20]
