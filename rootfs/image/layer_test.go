@@ -3,11 +3,15 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -404,11 +408,41 @@ func TestFilesKeepTheirTime(t *testing.T) {
 	}
 }
 
-// TestUmaskDoesNotMatter: modes are set, not hoped for.
-func TestUmaskDoesNotMatter(t *testing.T) {
+// TestUmaskAndGroupDoNotMatter: modes and owners are set, not hoped for.
+func TestUmaskAndGroupDoNotMatter(t *testing.T) {
 	old := unix.Umask(0o077)
 	defer unix.Umask(old)
 	p := newPlace(t)
-	img := p.unpacked(archive(t, file("implied/x", "x").mode(0o666), dir("d/").mode(0o777)))
-	wantTree(t, img.Dir, map[string]string{"/implied": "dir 755", "/implied/x": "file 666 x", "/d": "dir 777"})
+	if err := syscall.Setegid(1); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Setegid(0); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	img := p.unpacked(archive(t, file("implied/x", "x").mode(0o666), dir("d/").mode(0o777), symlink("l", "x")))
+	wantTree(t, img.Dir, map[string]string{"/implied": "dir 755", "/implied/x": "file 666 x", "/d": "dir 777", "/l": "link x"})
 }
+
+// TestHolesCanBeCanceled: what is read of a hole comes from nowhere.
+func TestHolesCanBeCanceled(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	n := 0
+	zeros := readFunc(func(b []byte) (int, error) {
+		if n++; n == 3 {
+			cancel()
+		}
+		if n == 100 {
+			return 0, io.EOF
+		}
+		return len(b), nil
+	})
+	if err := copyAll(io.Discard, patient{ctx, zeros}); !errors.Is(err, context.Canceled) || n != 3 {
+		t.Errorf("%v after %d reads", err, n)
+	}
+}
+
+type readFunc func(b []byte) (int, error)
+
+func (f readFunc) Read(b []byte) (int, error) { return f(b) }

@@ -355,19 +355,26 @@ func (d *storeDir) claim(name string, how int) (fd int, busy bool, err error) {
 	if err != nil {
 		return -1, false, &os.PathError{Op: "open", Path: filepath.Join(d.path, name), Err: err}
 	}
-	busy, err = flock(fd, how)
-	if err == nil && !busy {
-		var mine, there unix.Stat_t
-		if err = unix.Fstat(fd, &mine); err == nil {
-			gone := unix.Fstatat(d.fd, name, &there, unix.AT_SYMLINK_NOFOLLOW)
-			busy = gone != nil || mine.Ino != there.Ino
-		}
-	}
+	busy, err = d.lockAs(fd, name, how)
 	if err != nil || busy {
 		unix.Close(fd)
 		return -1, busy, err
 	}
 	return fd, false, nil
+}
+
+// lockAs locks an open directory, if it still has its name once that is done.
+func (d *storeDir) lockAs(fd int, name string, how int) (busy bool, err error) {
+	busy, err = flock(fd, how)
+	if err != nil || busy {
+		return busy, err
+	}
+	var mine, there unix.Stat_t
+	if err := unix.Fstat(fd, &mine); err != nil {
+		return false, &os.PathError{Op: "stat", Path: filepath.Join(d.path, name), Err: err}
+	}
+	gone := unix.Fstatat(d.fd, name, &there, unix.AT_SYMLINK_NOFOLLOW)
+	return gone != nil || mine.Ino != there.Ino, nil
 }
 
 // lookup returns the unpacked image of that name with a shared lock on it, nil

@@ -1,6 +1,8 @@
 package image
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"maps"
@@ -510,14 +512,101 @@ func TestCompressedArchiveIsReadOnce(t *testing.T) {
 			t.Errorf("step %d: opened %s, read %t", i, img.Digest, read)
 		}
 	}
-	// In place, with the same size and the old time: the kernel still tells.
-	m := newLayout(t)
-	write(t, ref, pack(t, gzipped, m.put(tagged(b, "a")).archive()))
-	if err := os.Chtimes(ref, modified, modified); err != nil {
+}
+
+// TestChangedArchiveIsReadAgain: in place, with the same size and the old time,
+// and while it is being read.
+func TestChangedArchiveIsReadAgain(t *testing.T) {
+	p := newPlace(t)
+	version := func(body string) []byte {
+		l := newLayout(t)
+		var b bytes.Buffer
+		w, err := gzip.NewWriterLevel(&b, gzip.NoCompression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(l.put(l.image(plain, archive(t, file("work/a", body)))).archive()); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	sizes := map[int64]bool{}
+	ref := filepath.Join(p.dir, "image")
+	put := func(body string) {
+		write(t, ref, version(body))
+		info, err := os.Stat(ref)
+		if err = errors.Join(err, os.Chtimes(ref, modified, modified)); err != nil {
+			t.Fatal(err)
+		}
+		sizes[info.Size()] = true
+		p.forget()
+	}
+	for _, body := range []string{"one", "two"} {
+		put(body)
+		img := p.open(ref)
+		if b, err := os.ReadFile(filepath.Join(img.Dir, "work/a")); err != nil || string(b) != body {
+			t.Errorf("opened %q, %v, want %q", b, err, body)
+		}
+	}
+	if len(sizes) != 1 {
+		t.Errorf("the test's archives have the sizes %v", sizes)
+	}
+
+	memos := func() (n int) {
+		for _, name := range p.stored() {
+			if strings.HasPrefix(name, memoPrefix) {
+				n++
+			}
+		}
+		return n
+	}
+	put("six")
+	before := memos()
+	p.store.Progress = func(_, _ int64) {
+		if err := os.Chtimes(ref, modified, modified); err != nil {
+			t.Error(err)
+		}
+	}
+	p.open(ref)
+	p.forget()
+	if after := memos(); after != before {
+		t.Errorf("%d archives were remembered, %d are: one that changed meanwhile", before, after)
+	}
+}
+
+// TestLockIsOfTheNameThatWasOpened: a directory that was renamed between its
+// opening and its locking is not what its name says.
+func TestLockIsOfTheNameThatWasOpened(t *testing.T) {
+	p := newPlace(t)
+	a, b := filepath.Join(p.store.Dir, "a"), filepath.Join(p.store.Dir, "b")
+	d, err := openStoreDir(p.store.Dir)
+	if err = errors.Join(err, os.Mkdir(a, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	p.forget()
-	p.refused(ref+":a", "no file")
+	defer d.Close()
+	fd, err := unix.Open(a, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if busy, err := d.lockAs(fd, "a", unix.LOCK_EX); busy || err != nil {
+		t.Errorf("as it was: busy %t, %v", busy, err)
+	}
+	if err := os.Rename(a, b); err != nil {
+		t.Fatal(err)
+	}
+	if busy, err := d.lockAs(fd, "a", unix.LOCK_EX); !busy || err != nil {
+		t.Errorf("gone: busy %t, %v", busy, err)
+	}
+	if err := os.Mkdir(a, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if busy, err := d.lockAs(fd, "a", unix.LOCK_EX); !busy || err != nil {
+		t.Errorf("another: busy %t, %v", busy, err)
+	}
 }
 
 // TestMemoryOfArchivesIsNotTrusted: links of the store lead nowhere else.
