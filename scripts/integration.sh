@@ -94,7 +94,11 @@ one() {
 	case $built in
 	*" $name "*) ;;
 	*)
-		go test -c -tags "$tags" -cover -covermode atomic -coverpkg ./... -o "$binary" "./$package"
+		if ! go test -c -tags "$tags" -cover -covermode atomic -coverpkg ./... -o "$binary" "./$package"; then
+			echo "FAIL  $package$where does not build"
+			code=1
+			return 0
+		fi
 		built="$built$name "
 		;;
 	esac
