@@ -37,8 +37,7 @@ const aheadAfter = 2 * time.Millisecond
 // golang/go#27505): this one is locked for the life of the process.
 var forks = sync.OnceValue(func() chan<- forkRequest {
 	c := make(chan forkRequest)
-	go func() {
-		runtime.LockOSThread()
+	offMainThread(func() {
 		ahead, started := false, 0
 		idle := time.NewTimer(time.Hour)
 		for {
@@ -59,9 +58,31 @@ var forks = sync.OnceValue(func() chan<- forkRequest {
 				ahead = unix.Unshare(unix.CLONE_NEWNET) == nil
 			}
 		}
-	}()
+	})
 	return c
 })
+
+// offMainThread runs f on a thread of its own, for ever locked to it, that is
+// not the process's first: /proc/self of an embedding program shows that one's
+// namespaces.
+func offMainThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != os.Getpid() {
+			f()
+			return
+		}
+		// Held until the other goroutine has a thread, which is then another.
+		locked := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(locked)
+			f()
+		}()
+		<-locked
+		runtime.UnlockOSThread()
+	}()
+}
 
 // fork starts an init with these descriptors from 0 on; a nil file is closed.
 func fork(files []*os.File) (pid int, network bool, err error) {

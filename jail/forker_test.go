@@ -10,6 +10,17 @@ import (
 	"example.com/jail/wire"
 )
 
+// The forker unshares namespaces: never on the thread that /proc/self shows.
+func TestForkerIsNotOnTheMainThread(t *testing.T) {
+	tids := make(chan int)
+	for range 300 {
+		offMainThread(func() { tids <- unix.Gettid() })
+		if tid := <-tids; tid == os.Getpid() {
+			t.Fatal("runs on the main thread")
+		}
+	}
+}
+
 // The fork of an init moves descriptors that are in each other's way to the next
 // number above the highest. The image of the init must not be there: seen as
 // EACCES at the exec, once in many thousand starts at once.
