@@ -76,6 +76,26 @@ func TestPinIsReused(t *testing.T) {
 	}
 }
 
+// The order of files does not make another template.
+func TestNameIgnoresTheOrderOfFiles(t *testing.T) {
+	var names []string
+	a, b := File{Name: "a", Data: []byte("1")}, File{Name: "b", Data: []byte("2")}
+	for _, files := range [][]File{{a, b}, {b, a}} {
+		p, err := Config{Files: files}.resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := p.name()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, n)
+	}
+	if names[0] != names[1] {
+		t.Errorf("names %q", names)
+	}
+}
+
 func TestOneCacheHoldsOneTemplate(t *testing.T) {
 	c := &Cache{Dir: cacheDir(t)}
 	var wg sync.WaitGroup

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 
@@ -129,7 +130,9 @@ var versions = sync.OnceValue(func() string {
 // resolve checks a Config against the host and makes it absolute. Errors for
 // things that the caller can mend wrap ErrInvalid or name the path.
 func (c Config) resolve() (*plan, error) {
-	p := &plan{Files: c.Files, Versions: versions()}
+	p := &plan{Files: slices.Clone(c.Files), Versions: versions()}
+	// The name is of what is there, not of the order in which it was listed.
+	slices.SortFunc(p.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	for _, f := range c.Files {
 		if f.Name == "" || f.Name != path.Base(f.Name) || f.Name == ".." || f.Name == "bind" {
 			return nil, fmt.Errorf("%w: file name %q is no base name", ErrInvalid, f.Name)
