@@ -92,7 +92,7 @@ const minKernel = "5.14"
 
 func kernelCheck() Check {
 	c := Check{Item: "kernel", Enforceable: true}
-	release := kernelRelease()
+	release := KernelRelease()
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil || major < 5 || major == 5 && minor < 14 {
 		c.Enforceable = false
@@ -103,16 +103,14 @@ func kernelCheck() Check {
 	return c
 }
 
-func kernelRelease() string {
+// KernelRelease returns the running kernel's release, as uname -r.
+func KernelRelease() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return "unknown"
 	}
 	return unix.ByteSliceToString(u.Release[:])
 }
-
-// KernelRelease returns the running kernel's release, as uname -r.
-func KernelRelease() string { return kernelRelease() }
 
 // budgetChecks tells for the items that b asks for (all of them if b is nil)
 // whether this host enforces them. Items that do not need the host are always

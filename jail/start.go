@@ -329,7 +329,7 @@ func (j *Jail) launch(ctx context.Context, template *rootfs.Template, filter *se
 	if request.Wall > 0 {
 		request.Wall += initSlack
 	}
-	request.TmpOptions = tmpOptions(b.MaxTmp, request.UID, request.GID)
+	request.TmpOptions = tmpOptions(b.MaxTmp)
 	outer := template.OwnerID()
 	if outer == 0 {
 		outer = runIDs + 2*j.number
@@ -368,7 +368,7 @@ const initSlack = 20 * time.Millisecond
 
 // tmpOptions sizes the tmpfs behind /tmp and /dev/shm. Without a limit the
 // memory limit is what bounds it.
-func tmpOptions(size int64, uid, gid uint32) string {
+func tmpOptions(size int64) string {
 	inodes := int64(0)
 	if size > 0 {
 		inodes = max(size/4096, 16)
