@@ -13,6 +13,11 @@ import (
 // Prefix begins the name of every group that this package makes or removes.
 const Prefix = "jail-"
 
+// leafMode is the mode of a leaf's directories. The sticky bit, which means little
+// on a cgroup, tells a leaf from a group that somebody else gave such a name: it is
+// there from the directory's first moment on, on both versions, and costs nothing.
+const leafMode = 0o1755
+
 // launcherName is the group that a caller on cgroup v2 moves itself to, so that
 // its own cgroup can have children with limits. It has the prefix and is still
 // no leaf.
@@ -150,7 +155,8 @@ func (l Limits) asked() []Controller {
 	return cs
 }
 
-func (l Limits) check() error {
+// Check refuses limits that no host could set. NewLeaf calls it first.
+func (l Limits) Check() error {
 	switch {
 	case l.Memory < 0:
 		return fmt.Errorf("memory limit %d is negative", l.Memory)
@@ -166,8 +172,8 @@ func (l Limits) check() error {
 		return fmt.Errorf("cpus limit %v is below 0.01", l.CPUs)
 	}
 	if l.CPUSet != "" {
-		if _, err := parseCPUs(l.CPUSet); err != nil {
-			return fmt.Errorf("cpuset %.100q %w", l.CPUSet, err)
+		if _, err := CountCPUs(l.CPUSet); err != nil {
+			return err
 		}
 	}
 	if l.IO != nil {
@@ -192,7 +198,7 @@ type Applied struct {
 	File       string // "memory.max (v2)"
 	Wrote      int64
 	Read       int64  // differs from Wrote where the kernel rounds, as memory to whole pages
-	Detail     string // CPUSet: the CPUs, "0-1,3"; IO: the device and its rate on v2, "254:0 rbps"
+	Detail     string // CPUSet: the CPUs, "0-1,3"; IO: the device and its rate, "254:0 rbps"
 }
 
 // Stats is what the kernel counted in a leaf. A value of -1 was not counted:

@@ -16,6 +16,7 @@ const collectWithin = 2 * time.Second
 
 // Collect removes the leaves below the caller's own cgroups whose maker is
 // dead, and kills what still runs in them. It returns their names, sorted. A
+// group that NewLeaf did not make is left alone whatever its name. A
 // leaf whose lock is held is left alone, also if this process holds it. A child
 // of a dead maker, caught between fork and exec, holds it until its exec. What
 // cannot be removed within 2 seconds is in the error; the others are removed
@@ -44,7 +45,7 @@ func (h *Host) Collect() (removed []string, err error) {
 	return removed, err
 }
 
-// collect removes one group if nobody holds it.
+// collect removes one group if it is a leaf and nobody holds it.
 func collect(b *hierarchy, name string) (bool, error) {
 	d, err := b.dir.sub(name)
 	if err == unix.ENOENT {
@@ -54,6 +55,13 @@ func collect(b *hierarchy, name string) (bool, error) {
 		return false, fmt.Errorf("open cgroup %s: %w", d.path, err)
 	}
 	defer d.close()
+	var st unix.Stat_t
+	if err := unix.Fstat(d.fd, &st); err != nil {
+		return false, fmt.Errorf("stat cgroup %s: %w", d.path, err)
+	}
+	if st.Mode&unix.S_ISVTX == 0 {
+		return false, nil // somebody else's
+	}
 	locked, err := d.lock()
 	if err != nil {
 		return false, fmt.Errorf("lock cgroup %s: %w", d.path, err)

@@ -109,7 +109,7 @@ func TestCollectTakesWhatADeadLauncherLeft(t *testing.T) {
 }
 
 // A leaf of which a launcher had made one part when it died, groups below it,
-// a frozen process: all the same to Collect. Other groups are not its own.
+// a frozen process: all the same to Collect.
 func TestCollectTakesHalfMadeLeaves(t *testing.T) {
 	if !inside(t, nil) {
 		return
@@ -126,10 +126,13 @@ func TestCollectTakesHalfMadeLeaves(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, name := range []string{"jail-half-" + strconv.Itoa(i), "jail-all/a/b", "other-x", "jailed"} {
-			if err := os.MkdirAll(b.dir.path+"/"+name, 0o755); err != nil {
+		for _, name := range []string{"jail-half-" + strconv.Itoa(i), "jail-all"} {
+			if err := unix.Mkdir(b.dir.path+"/"+name, leafMode); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if err := os.MkdirAll(b.dir.path+"/jail-all/a/b", 0o755); err != nil {
+			t.Fatal(err)
 		}
 		all = append(all, "jail-half-"+strconv.Itoa(i))
 		p := sleeper(t, nil)
@@ -140,17 +143,72 @@ func TestCollectTakesHalfMadeLeaves(t *testing.T) {
 	}
 	all = append(all, "jail-all")
 	slices.Sort(all)
-	if removed := collected(t, h, append(all, "other-x", "jailed")...); !slices.Equal(removed, all) {
+	if removed := collected(t, h, all...); !slices.Equal(removed, all) {
 		t.Errorf("Collect = %v, want %v", removed, all)
 	}
 	if left := leftGroups(Prefix); left != nil {
 		t.Errorf("left %v", left)
 	}
+}
+
+// row 35: groups that somebody else made stay, with what runs in them, whatever
+// they are called.
+func TestCollectLeavesOthersGroupsAlone(t *testing.T) {
+	if !inside(t, nil) {
+		return
+	}
+	h := need(t, Memory, Pids)
+	names := []string{"other-x", "jailed", "jail-foo", "jail-0123abc", "jail-probe-1-1", "jail-launcher"}
+	h.mu.Lock()
+	bases := slices.DeleteFunc(h.bases(), shared)
+	h.mu.Unlock()
+	var procs []*proc
 	for _, b := range bases {
-		for _, name := range []string{"other-x", "jailed"} {
-			if err := os.Remove(b.dir.path + "/" + name); err != nil {
+		for _, name := range names {
+			d := b.dir.path + "/" + name
+			if err := os.MkdirAll(d, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if (b.version == v2{}) && name == "jail-foo" {
+				p := sleeper(t, nil)
+				moveTo(t, p.cmd.Process.Pid, d)
+				procs = append(procs, p)
+			}
+		}
+	}
+	if removed := collected(t, h, names...); len(removed) > 0 {
+		t.Errorf("Collect = %v", removed)
+	}
+	for _, p := range procs {
+		if gone(p.cmd.Process.Pid) {
+			t.Error("the process in jail-foo is dead")
+		}
+		p.cmd.Process.Kill()
+		p.wait()
+	}
+	if len(procs) == 0 && h.Mode() != "legacy" {
+		t.Error("no process was in a group: nothing is tested")
+	}
+	for _, b := range bases {
+		for _, name := range names {
+			// The inner test itself may be in the one that it stepped aside to.
+			err := os.Remove(b.dir.path + "/" + name)
+			if err != nil && !(name == launcherName && errors.Is(err, unix.EBUSY)) {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// What tells a leaf is there under any umask.
+func TestALeafIsMarked(t *testing.T) {
+	h := need(t, Memory, Pids)
+	defer unix.Umask(unix.Umask(0o777))
+	leaf := newTestLeaf(t, h, runLimits)
+	for _, d := range dirs(leaf) {
+		var st unix.Stat_t
+		if err := unix.Stat(d, &st); err != nil || st.Mode&unix.S_ISVTX == 0 {
+			t.Errorf("mode of %s is %o, %v", d, st.Mode, err)
 		}
 	}
 }

@@ -56,6 +56,15 @@ func (s *cpuSet) String() string {
 	return b.String()
 }
 
+// CountCPUs returns how many CPUs a list like "0-1,3" names.
+func CountCPUs(list string) (int, error) {
+	s, err := parseCPUs(list)
+	if err != nil {
+		return 0, fmt.Errorf("cpuset %.100q %w", list, err)
+	}
+	return int(s.count()), nil
+}
+
 // parseCPUs reads a list of numbers and ranges with at least one CPU.
 func parseCPUs(list string) (*cpuSet, error) {
 	if len(list) > maxCPUList {

@@ -173,7 +173,7 @@ func TestCPULists(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.fail) {
 				t.Errorf("parseCPUs(%.40q): %v, want %q", tt.list, err, tt.fail)
 			}
-			if err := (Limits{CPUSet: tt.list}).check(); tt.list != "" && (err == nil || len(err.Error()) > 300) {
+			if err := (Limits{CPUSet: tt.list}).Check(); tt.list != "" && (err == nil || len(err.Error()) > 300) {
 				t.Errorf("check of %.40q: %.400v", tt.list, err)
 			}
 			continue

@@ -23,7 +23,9 @@
 //   - [Leaf.Kill] ends all processes of the leaf and of groups made inside it.
 //     It signals by cgroup.kill or by pidfd, never by a bare pid.
 //   - Nothing is made above the caller's own cgroup, and only groups named
-//     [Prefix]* are made, killed or removed.
+//     [Prefix]* are made. What is killed or removed is a leaf, known by its name and
+//     the sticky bit that it was made with: a group of such a name that somebody
+//     else made is not touched.
 //   - The maker of a leaf holds a lock on its directories. [Host.Collect]
 //     removes the leaves whose lock is free: their maker is dead.
 //

@@ -44,6 +44,16 @@ func (l IOLimit) rates() []rate {
 	return slices.DeleteFunc(all, func(r rate) bool { return r.n == 0 })
 }
 
+// String returns the limit as "8:0:rbps=1048576,wiops=20".
+func (l IOLimit) String() string {
+	sep, s := ":", l.Device
+	for _, r := range l.rates() {
+		s += fmt.Sprintf("%s%s=%d", sep, r.two, r.n)
+		sep = ","
+	}
+	return s
+}
+
 // key is the device as the kernel writes it.
 func (l IOLimit) key() (string, error) {
 	dev, ok := device(l.Device)
@@ -133,7 +143,7 @@ func (v1) limitIO(d dir, limits *IOLimits) (as []Applied, err error) {
 			if err := d.judge(r.one, value, r.n, got, ok); err != nil {
 				return nil, err
 			}
-			as = append(as, Applied{IO, r.one + " (v1)", r.n, got, l.Device})
+			as = append(as, Applied{IO, r.one + " (v1)", r.n, got, l.Device + " " + r.two})
 		}
 	}
 	return as, nil

@@ -134,9 +134,9 @@ func TestIOLimitsAreReadBack(t *testing.T) {
 	leaf := newTestLeaf(t, h, Limits{IO: &IOLimits{l}})
 	var want []Applied
 	for _, r := range l.rates() {
-		a := Applied{IO, r.one + " (v1)", r.n, r.n, disk}
+		a := Applied{IO, r.one + " (v1)", r.n, r.n, disk + " " + r.two}
 		if on2(h, IO) {
-			a.File, a.Detail = "io.max (v2)", disk+" "+r.two
+			a.File = "io.max (v2)"
 		}
 		want = append(want, a)
 		file, _, _ := strings.Cut(a.File, " ")
@@ -202,7 +202,7 @@ func TestIOLimitsOfFiles(t *testing.T) {
 	}{
 		{v1{}, map[string]string{"blkio.throttle.read_bps_device": "8:16 5", "blkio.throttle.write_iops_device": "8:16 7",
 			"blkio.throttle.read_iops_device": "", "blkio.throttle.write_bps_device": ""},
-			[]Applied{{IO, "blkio.throttle.read_bps_device (v1)", 5, 5, "8:16"}, {IO, "blkio.throttle.write_iops_device (v1)", 7, 7, "8:16"}}},
+			[]Applied{{IO, "blkio.throttle.read_bps_device (v1)", 5, 5, "8:16 rbps"}, {IO, "blkio.throttle.write_iops_device (v1)", 7, 7, "8:16 wiops"}}},
 		{v2{}, map[string]string{"io.max": "8:16 rbps=5 wiops=7"},
 			[]Applied{{IO, "io.max (v2)", 5, 5, "8:16 rbps"}, {IO, "io.max (v2)", 7, 7, "8:16 wiops"}}},
 	} {
@@ -244,6 +244,18 @@ func TestIOLimitsOfFiles(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestIOLimitAsText(t *testing.T) {
+	for want, l := range map[string]IOLimit{
+		"8:0":                                  {Device: "8:0"},
+		"8:0:wbps=1048576":                     {Device: "8:0", WriteBytes: 1 << 20},
+		"254:16:rbps=1,wbps=2,riops=3,wiops=4": {"254:16", 1, 2, 3, 4},
+	} {
+		if got := l.String(); got != want {
+			t.Errorf("%#v is %s, want %s", l, got, want)
+		}
 	}
 }
 

@@ -19,17 +19,20 @@ import (
 // Close only Remove, Kill and Close do something sensible: they return nil; the
 // others return os.ErrClosed.
 type Leaf struct {
-	name    string
-	parts   []*part
-	applied []Applied
-	tasks   []*os.File
-	start   *os.File // see Dir
+	name  string
+	parts []*part
+	tasks []*os.File
+	start *os.File // see Dir
 
 	mu     sync.RWMutex // held for reading while a handle is in use
 	closed bool
 	mem    *part // nil if memory is not limited
 	watch  watch // nil if memory is not limited
 	acct   *part // nil if CPU time is not counted
+
+	applying sync.Mutex // guards what follows
+	limits   Limits     // in effect
+	applied  []Applied
 }
 
 // removeWithin bounds Remove, killWithin the killing of processes one by one.
@@ -43,7 +46,8 @@ const (
 // if no limit is set in it. The directories are locked until Remove, Close or
 // the death of this process; see Collect.
 //
-// name begins with [Prefix] and is at most 255 bytes. Making it is exclusive:
+// name begins with [Prefix] and is at most 255 bytes. The directories have the
+// sticky bit, by which Collect knows them. Making it is exclusive:
 // of two callers with the same name below the same cgroup one gets [ErrExist].
 //
 // It fails with an [*UnsupportedError] if a limit cannot be enforced, and with
@@ -53,7 +57,7 @@ func (h *Host) NewLeaf(name string, l Limits) (*Leaf, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	if err := l.check(); err != nil {
+	if err := l.Check(); err != nil {
 		return nil, err
 	}
 	h.mu.Lock()
@@ -141,14 +145,27 @@ func unsupported(c Controller, base *hierarchy, err error) Support {
 	return s
 }
 
+// Try makes a leaf with these limits, named jail-probe-*, and removes it: it tells
+// whether NewLeaf would succeed. Its errors are those of NewLeaf and Remove.
+func (h *Host) Try(l Limits) error {
+	leaf, err := h.NewLeaf(probeName(), l)
+	if err != nil {
+		return err
+	}
+	return leaf.Remove(context.Background())
+}
+
 var probes atomic.Int64
+
+func probeName() string {
+	return Prefix + "probe-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(probes.Add(1), 10)
+}
 
 // try makes and removes a leaf for c alone.
 func (h *Host) try(c Controller, base *hierarchy) error {
 	// All CPUs and no device: which ones there are is the caller's to know.
 	small := Limits{Memory: 64 << 20, Pids: 64, CPUs: 0.01, CPUTime: true}
-	name := Prefix + "probe-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(probes.Add(1), 10)
-	leaf, err := newLeaf(name, small, []place{{base, []Controller{c}}})
+	leaf, err := newLeaf(probeName(), small, []place{{base, []Controller{c}}})
 	if err != nil {
 		var u *UnsupportedError
 		if errors.As(err, &u) {
@@ -161,7 +178,7 @@ func (h *Host) try(c Controller, base *hierarchy) error {
 
 // newLeaf carries out a plan, or undoes what it has done of it.
 func newLeaf(name string, l Limits, plan []place) (_ *Leaf, err error) {
-	leaf := &Leaf{name: name}
+	leaf := &Leaf{name: name, limits: l}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, leaf.Remove(context.Background()))
@@ -231,7 +248,7 @@ func claim(pl place, name string) (*part, error) {
 	p.refused.Store(-1)
 	path := pl.base.dir.path + "/" + name
 	for end := time.Now().Add(claimWithin); ; {
-		err := retry(func() error { return unix.Mkdirat(pl.base.dir.fd, name, 0o755) })
+		err := retry(func() error { return unix.Mkdirat(pl.base.dir.fd, name, leafMode) })
 		if err == unix.EEXIST {
 			err = ErrExist
 		}
@@ -285,8 +302,12 @@ func (d dir) lock() (bool, error) {
 // Name returns the name given to NewLeaf.
 func (l *Leaf) Name() string { return l.name }
 
-// Applied returns each value that was written with the value read back.
-func (l *Leaf) Applied() []Applied { return slices.Clone(l.applied) }
+// Applied returns each value that was written last, with the value read back.
+func (l *Leaf) Applied() []Applied {
+	l.applying.Lock()
+	defer l.applying.Unlock()
+	return slices.Clone(l.applied)
+}
 
 // Dir returns the leaf's v2 directory, opened for CLONE_INTO_CGROUP
 // (syscall.SysProcAttr.CgroupFD), or nil on a host without v2. The Leaf closes

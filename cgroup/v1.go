@@ -36,6 +36,9 @@ type version interface {
 	// watch begins to gather evidence of OOM kills in d, a child of h.
 	watch(h *hierarchy, d dir) (watch, error)
 
+	// usage is the file that counts the memory used now.
+	usage() string
+
 	// kill kills all processes in d and below at once. The error is ENOENT if
 	// the kernel has no such operation.
 	kill(d dir) error
@@ -58,6 +61,8 @@ type v1 struct{}
 func (v1) String() string { return "v1" }
 
 func (v1) enable(dir, Controller) error { return nil }
+
+func (v1) usage() string { return "memory.usage_in_bytes" }
 
 func (v1) kill(dir) error { return unix.ENOENT }
 
@@ -108,12 +113,18 @@ func (v1) limitMemory(d dir, l Limits) ([]Applied, error) {
 	if l.MemoryHigh > 0 {
 		// memory.soft_limit_in_bytes is looked at when the host runs out, and
 		// slows nobody down before.
-		return nil, &fault{fmt.Errorf("set memory.high of %s to %d: cgroup v1 has no such limit", d.path, l.MemoryHigh), fixHigh}
+		return nil, &fault{fmt.Errorf("set memory.high to %d: cgroup v1 has no such limit", l.MemoryHigh), fixHigh}
 	}
 	limit := l.Memory
 	// Memory first: memsw may not be less than it.
 	slack := int64(os.Getpagesize() - 1)
 	a, err := d.setOwn(Memory, "v1", "memory.limit_in_bytes", limit, slack)
+	if errors.Is(err, unix.EINVAL) {
+		// A limit that is raised: memsw may not be less at any time.
+		if _, err = d.setOwn(Memory, "v1", "memory.memsw.limit_in_bytes", limit, slack); err == nil {
+			a, err = d.setOwn(Memory, "v1", "memory.limit_in_bytes", limit, slack)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ type v2 struct{}
 
 func (v2) String() string { return "v2" }
 
+func (v2) usage() string { return "memory.current" }
+
 func (v2) kill(d dir) error { return d.write("cgroup.kill", "1") }
 
 func (v v2) limit(d dir, c Controller, l Limits) ([]Applied, error) {
@@ -176,6 +178,29 @@ func (v2) enter(d dir) (*os.File, error) {
 
 // moving serialises moves of this process between groups.
 var moving sync.Mutex
+
+// MayMove tells whether the first leaf may have to move the calling process into
+// a group of its own, because one with processes can have no controllers for its
+// children (cgroups(7), no internal processes). It is refused if the process has
+// children in its group by then.
+func MayMove() bool {
+	h, err := Probe()
+	if err != nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	base, err := h.unified()
+	if err != nil {
+		return false
+	}
+	for _, c := range controllers {
+		if on, err := has(base.dir, "cgroup.controllers", string(c)); on || err != nil {
+			return true
+		}
+	}
+	return false
+}
 
 // stepAside enables something for the children of a cgroup that may hold no
 // processes for it. If the only one is the caller, it moves to a child first;

@@ -68,6 +68,11 @@ func TestCauseOfACommand(t *testing.T) {
 			s.Budget.MaxOutput = 100000
 			return s
 		}, jail.CauseOutput, toolfail.Quota, -1, 0},
+		{"too much output at the end", func() jail.Spec {
+			s := shell("echo 123456789")
+			s.Budget.MaxOutput = 9
+			return s
+		}, jail.CauseOutput, toolfail.Quota, -2, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := run(t, c.spec())
@@ -75,7 +80,7 @@ func TestCauseOfACommand(t *testing.T) {
 				t.Fatalf("cause %q class %q, want %q %q (%s)", r.Cause, r.Class, c.cause, c.class, r.Error)
 			}
 			switch {
-			case c.code < 0 && r.ExitCode != nil:
+			case c.code == -1 && r.ExitCode != nil:
 				t.Errorf("exit code %d, want none", *r.ExitCode)
 			case c.code >= 0 && (r.ExitCode == nil || *r.ExitCode != c.code):
 				t.Errorf("exit code %v, want %d", r.ExitCode, c.code)

@@ -16,16 +16,13 @@ import (
 
 // forkRequest asks the forker thread for one init.
 type forkRequest struct {
-	files []uintptr
+	files []*os.File
 	reply chan<- forkReply
 }
 
 type forkReply struct {
 	pid int
-	// network says that the init is in a network namespace that no other jail
-	// has been in.
-	network bool
-	err     error
+	err error
 }
 
 // aheadAfter is how long the forker is idle before it makes the network
@@ -36,15 +33,15 @@ const aheadAfter = 2 * time.Millisecond
 // signal of an init follows the thread that forked it (prctl(2),
 // golang/go#27505): this one is locked for the life of the process.
 var forks = sync.OnceValue(func() chan<- forkRequest {
-	c := make(chan forkRequest)
+	c := make(chan forkRequest, 64)
 	offMainThread(func() {
 		ahead, started := false, 0
 		idle := time.NewTimer(time.Hour)
 		for {
 			select {
 			case r := <-c:
-				pid, err := forkInit(r.files)
-				r.reply <- forkReply{pid, ahead, err}
+				pid, err := forkInit(r.files, ahead)
+				r.reply <- forkReply{pid, err}
 				// Used once: the next init makes its own, unless there is
 				// time to make another here. A process that starts a single
 				// jail has no use for one.
@@ -85,33 +82,37 @@ func offMainThread(f func()) {
 }
 
 // fork starts an init with these descriptors from 0 on; a nil file is closed.
-func fork(files []*os.File) (pid int, network bool, err error) {
-	fds := make([]uintptr, len(files))
+// It does not wait; the files have to stay open until the reply.
+func fork(files []*os.File) <-chan forkReply {
+	reply := make(chan forkReply, 1)
+	forks() <- forkRequest{files, reply}
+	return reply
+}
+
+// forkInit starts an init. network says that this thread is in a network
+// namespace that no jail has been in, so that the init need not make one.
+func forkInit(files []*os.File, network bool) (int, error) {
+	image, err := jailinit.Image()
+	if err != nil {
+		return 0, err
+	}
+	fds := make([]uintptr, len(files), len(files)+1)
 	for i, f := range files {
 		fds[i] = ^uintptr(0)
 		if f != nil {
 			fds[i] = f.Fd()
 		}
 	}
-	reply := make(chan forkReply, 1)
-	forks() <- forkRequest{fds, reply}
-	r := <-reply
-	runtime.KeepAlive(files)
-	return r.pid, r.network, r.err
-}
-
-func forkInit(files []uintptr) (int, error) {
-	image, err := jailinit.Image()
-	if err != nil {
-		return 0, err
-	}
 	// The image is among the files: ForkExec moves descriptors out of each
 	// other's way, to any number that is not one of them.
-	path := fmt.Sprintf("/proc/self/fd/%d", len(files))
-	files = append(files, image.Fd())
+	path := fmt.Sprintf("/proc/self/fd/%d", len(fds))
+	argv := []string{"jail-init"}
+	if network {
+		argv = append(argv, "network")
+	}
 	attr := syscall.ProcAttr{
 		Env:   []string{},
-		Files: files,
+		Files: append(fds, image.Fd()),
 		Sys: &syscall.SysProcAttr{
 			// A group of its own: a Ctrl-C at the launcher's terminal is for
 			// the launcher, and one signal reaches both tasks of a set-up.
@@ -119,7 +120,8 @@ func forkInit(files []uintptr) (int, error) {
 			Pdeathsig: syscall.SIGKILL,
 		},
 	}
-	pid, err := syscall.ForkExec(path, []string{"jail-init"}, &attr)
+	pid, err := syscall.ForkExec(path, argv, &attr)
+	runtime.KeepAlive(files)
 	if err != nil {
 		return 0, fmt.Errorf("fork init: %w", err)
 	}

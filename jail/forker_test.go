@@ -21,6 +21,8 @@ func TestForkerIsNotOnTheMainThread(t *testing.T) {
 	}
 }
 
+var belowImage *os.File
+
 // The fork of an init moves descriptors that are in each other's way to the next
 // number above the highest. The image of the init must not be there: seen as
 // EACCES at the exec, once in many thousand starts at once.
@@ -41,13 +43,19 @@ func TestForkKeepsTheImageWhereFilesMove(t *testing.T) {
 	defer theirs.Close()
 	// The number right below the image's is taken by a file to be passed on.
 	below := int(image.Fd()) - 1
-	if _, err := unix.FcntlInt(uintptr(below), unix.F_GETFD, 0); err != nil {
+	_, err = unix.FcntlInt(uintptr(below), unix.F_GETFD, 0)
+	free := err != nil
+	if free {
 		if err := unix.Dup3(int(null.Fd()), below, unix.O_CLOEXEC); err != nil {
 			t.Fatal(err)
 		}
-		defer unix.Close(below)
 	}
-	pid, err := forkInit([]uintptr{uintptr(below), 0, 0, ^uintptr(0), ^uintptr(0), theirs.Fd()})
+	// Whoever owns it: never closed by a finalizer in the middle of another test.
+	belowImage = os.NewFile(uintptr(below), "below")
+	if free {
+		defer belowImage.Close()
+	}
+	pid, err := forkInit([]*os.File{belowImage, null, null, nil, nil, theirs}, true)
 	if err != nil {
 		t.Fatal(err)
 	}

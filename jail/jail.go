@@ -12,6 +12,7 @@ import (
 
 	"example.com/jail/cgroup"
 	"example.com/jail/jail/jailinit"
+	"example.com/jail/seccomp"
 	"example.com/jail/wire"
 )
 
@@ -21,13 +22,19 @@ type Jail struct {
 	id     string
 	number uint32 // the id's, and of the host ids of the run
 	budget []BudgetLine
+	given  map[Item]bool // not enforced, as the spec allows
 
 	leaf     *cgroup.Leaf
-	control  *os.File // socket to the init
-	stager   int      // pid of the init's first task until it is reaped
-	pid      int      // of pid 1, a child of this process
+	filter   *seccomp.Filter
+	request  jailinit.Request // but for what to run
+	control  *os.File         // socket to the init
+	stager   int              // pid of the init's first task until it is reaped
+	pid      int              // of pid 1, a child of this process
+	tmp      int64            // bytes of /tmp, as the kernel made it
+	guest    int              // of a parked guest, 0 if not known
 	pidfd    *os.File
-	released int64 // CLOCK_MONOTONIC at which the program was let loose
+	released int64   // CLOCK_MONOTONIC at which the program was let loose
+	parked   cpuTime // used before that, by a guest of a pool
 
 	stdin          *os.File
 	stdout, stderr *stream
@@ -69,6 +76,7 @@ type facts struct {
 	cpu      bool
 	output   bool
 	result   *wire.Result
+	resultAt int64 // CLOCK_MONOTONIC
 	exited   bool
 	status   syscall.WaitStatus
 	endedAt  int64 // CLOCK_MONOTONIC
@@ -80,6 +88,8 @@ type facts struct {
 func (f *facts) decided() bool {
 	return f.canceled || f.protocol != nil || f.wall || f.cpu || f.output || f.exited || f.lost
 }
+
+func (f *facts) note(r wire.Result) { f.result, f.resultAt = &r, monotonic() }
 
 // resultGrace is how long a guest may go on after its Result.
 const resultGrace = time.Second
@@ -119,6 +129,12 @@ func (j *Jail) supervise(ctx context.Context) {
 	}
 	j.stdout.finish()
 	j.stderr.finish()
+	select {
+	case <-j.allow.full:
+		// Seen only now: the program wrote too much and ended at once.
+		f.output = true
+	default:
+	}
 	if j.stdin != nil {
 		j.stdin.Close()
 	}
@@ -159,7 +175,7 @@ func (j *Jail) watch(ctx context.Context, messages <-chan jailinit.Message) *fac
 		defer t.Stop()
 		wall = t.C
 	}
-	cpu := newCPUWatch(j.leaf, b)
+	cpu := newCPUWatch(j.leaf, b.CPUTime, j.parked)
 	defer cpu.stop()
 	var result <-chan wire.Result
 	var startEnd <-chan struct{}
@@ -205,7 +221,8 @@ func (j *Jail) watch(ctx context.Context, messages <-chan jailinit.Message) *fac
 			// counters tell the verdict.
 			return f
 		case r := <-result:
-			f.result, result = &r, nil
+			f.note(r)
+			result = nil
 			grace, startEnd = nil, nil
 			afterResult = time.After(resultGrace)
 		case <-startEnd:
@@ -259,7 +276,7 @@ func (j *Jail) drainResult(f *facts) {
 	defer t.Stop()
 	select {
 	case r := <-j.channels.result:
-		f.result = &r
+		f.note(r)
 	case err := <-j.channels.fault:
 		if !gone(err) {
 			f.protocol = err
@@ -306,6 +323,9 @@ func waitPidfd(f *os.File) {
 	})
 }
 
+// cpuTime is what a leaf has used.
+type cpuTime struct{ user, system time.Duration }
+
 // cpuWatch looks at the leaf's CPU time when its budget could be used up at
 // the earliest: what is left, spread over all processors.
 type cpuWatch struct {
@@ -315,10 +335,10 @@ type cpuWatch struct {
 	c      <-chan time.Time
 }
 
-func newCPUWatch(leaf *cgroup.Leaf, b Budget) *cpuWatch {
-	w := &cpuWatch{leaf: leaf, budget: b.CPUTime}
-	if w.budget > 0 {
-		w.t = time.NewTimer(w.next(w.budget))
+func newCPUWatch(leaf *cgroup.Leaf, budget time.Duration, used cpuTime) *cpuWatch {
+	w := &cpuWatch{leaf: leaf, budget: budget + used.user + used.system}
+	if budget > 0 {
+		w.t = time.NewTimer(w.next(budget))
 		w.c = w.t.C
 	}
 	return w

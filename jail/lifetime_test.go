@@ -277,7 +277,12 @@ func TestLauncherKilledAtAnyTime(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	await(t, "end of every jail of the killed launchers", func() bool {
+	await(t, "end of every jail of the killed launchers", nothingLeft(t))
+}
+
+// nothingLeft collects what killed launchers left, and tells whether all is gone.
+func nothingLeft(t *testing.T) func() bool {
+	return func() bool {
 		if _, _, err := jail.Collect(&rootfs.Cache{Dir: "/run/jail-test-none"}); err != nil {
 			return false
 		}
@@ -287,7 +292,7 @@ func TestLauncherKilledAtAnyTime(t *testing.T) {
 			}
 		}
 		return len(orphans(t)) == 0
-	})
+	}
 }
 
 // orphans lists the jail inits whose launcher is gone: their parent is whoever

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // StallTimeout is how long a writer of a Spec may take nothing after the
@@ -64,6 +66,8 @@ type stream struct {
 	// progress is the time of the last byte taken by the writer.
 	progress atomic.Int64
 	done     chan struct{}
+
+	grown bool // of the copying goroutine
 }
 
 func newStream(from *os.File, to io.Writer, allow *allowance) *stream {
@@ -75,7 +79,13 @@ func newStream(from *os.File, to io.Writer, allow *allowance) *stream {
 	return s
 }
 
-const outputBuffer = 64 << 10
+// Sizes of a pipe: at first (pipe(7)), and of one that is made full use of.
+const (
+	pipeSize  = 64 << 10
+	largePipe = 1 << 20
+)
+
+const outputBuffer = 128 << 10
 
 var outputBuffers = sync.Pool{New: func() any { b := make([]byte, outputBuffer); return &b }}
 
@@ -84,11 +94,16 @@ var outputBuffers = sync.Pool{New: func() any { b := make([]byte, outputBuffer);
 func (s *stream) copy() {
 	defer close(s.done)
 	defer s.from.Close()
+	if to := spliceable(s.to); to != nil {
+		s.splice(to)
+		return
+	}
 	buf := outputBuffers.Get().(*[]byte)
 	defer outputBuffers.Put(buf)
 	for {
 		n, err := s.from.Read(*buf)
 		if n > 0 {
+			s.grow(n)
 			s.seen.Add(int64(n))
 			allowed := s.allow.take(n)
 			if allowed > 0 && !s.deliver((*buf)[:allowed]) {
@@ -104,9 +119,23 @@ func (s *stream) copy() {
 func (s *stream) deliver(b []byte) bool {
 	n, err := s.to.Write(b)
 	n = max(0, min(n, len(b)))
+	s.took(n)
+	return err == nil && n == len(b)
+}
+
+func (s *stream) took(n int) {
 	s.delivered.Add(int64(n))
 	s.progress.Store(time.Now().UnixNano())
-	return err == nil && n == len(b)
+}
+
+// grow makes the pipe larger, once the program is seen to fill it: fewer
+// switches between writer and reader. A kernel that gives no more is content
+// with what it gave.
+func (s *stream) grow(n int) {
+	if !s.grown && n >= pipeSize {
+		s.grown = true
+		_, _ = unix.FcntlInt(s.from.Fd(), unix.F_SETPIPE_SZ, largePipe)
+	}
 }
 
 // finish waits until everything that the dead program wrote is delivered. A

@@ -55,8 +55,12 @@ var postureVolatile = []struct {
 // The whole posture, not spot checks: whatever a change gives to programs shows
 // here (B15, J5, A2, A11, A14, A15, A17, A20, B11).
 func TestPosture(t *testing.T) {
-	s := shell(postureScript)
-	r := run(t, s)
+	checkPosture(t, run(t, shell(postureScript)))
+}
+
+// checkPosture compares the output of the postureScript.
+func checkPosture(t *testing.T, r result) {
+	t.Helper()
 	if r.Cause != jail.CauseOK && r.Cause != jail.CauseProgram {
 		t.Fatalf("cause %q: %s", r.Cause, r.Error)
 	}

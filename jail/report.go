@@ -48,7 +48,9 @@ type Report struct {
 	Value json.RawMessage `json:"value,omitempty"`
 	Error string          `json:"error,omitempty"`
 
-	WallNS      int64 `json:"wall_ns"`
+	WallNS int64 `json:"wall_ns"`
+	// ResultNS is when a guest's Result came, counted as WallNS is.
+	ResultNS    int64 `json:"result_ns,omitempty"`
 	CPUUserNS   int64 `json:"cpu_user_ns"`
 	CPUSystemNS int64 `json:"cpu_system_ns"`
 
@@ -109,12 +111,16 @@ type Leftovers struct {
 type BudgetLine struct {
 	Item  Item    `json:"item"`
 	Asked float64 `json:"asked"`
+	// AskedText says it in full for items that are more than a number: the
+	// list of CPUSet, the rates of IO. Asked then counts processors or devices.
+	AskedText string `json:"asked_text,omitempty"`
 	// EnforcedBy names the mechanism, "" if the item is not enforced (which
 	// only AllowUnenforced makes possible).
 	EnforcedBy string `json:"enforced_by"`
 	// ReadBack is the value in force, as read from the kernel where the
 	// kernel holds it.
-	ReadBack float64 `json:"read_back"`
+	ReadBack     float64 `json:"read_back"`
+	ReadBackText string  `json:"read_back_text,omitempty"`
 }
 
 // SetupFault is the step of set-up that failed.

@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"example.com/jail/cgroup"
 	"example.com/jail/invoke"
 	"example.com/jail/rootfs"
 	"example.com/jail/seccomp"
@@ -107,8 +110,24 @@ type Budget struct {
 	// CallDeadline bounds each call; at expiry it is answered with class
 	// "transient".
 	CallDeadline time.Duration
-	// OpenFiles is RLIMIT_NOFILE of each process, 1024 if zero.
+	// OpenFiles is how many descriptors each process may have open
+	// (RLIMIT_NOFILE): one more fails with EMFILE. At zero, too, it is 1024; the
+	// report then does not list it.
 	OpenFiles int
+
+	// These are optional: no default budget asks for them, and a host without
+	// them is not worse for it.
+
+	// MemoryHigh is bytes of memory above which the jail is slowed down and its
+	// memory reclaimed, at most MaxMemory. It ends nothing and can be exceeded.
+	// It needs cgroup v2; on v1 it is refused.
+	MemoryHigh int64
+	// CPUSet lists the processors that the jail may run on, "0-1,3" as in
+	// cpuset(7). Others than the launcher's own cgroup has are refused.
+	CPUSet string
+	// IO has the greatest rates of block devices; at a limit a request waits.
+	// For which writes they hold is told at [cgroup.IOLimit].
+	IO []cgroup.IOLimit
 }
 
 // DefaultBudget returns what the command line asks for unless told otherwise.
@@ -123,6 +142,7 @@ func DefaultBudget() Budget {
 		MaxBytes:     16 << 20,
 		Inflight:     64,
 		CallDeadline: 30 * time.Second,
+		OpenFiles:    defaultOpenFiles,
 	}
 }
 
@@ -131,45 +151,28 @@ type Item string
 
 // The budget items. The names are part of the report's format.
 const (
-	ItemMemory  Item = "max_memory"
-	ItemWall    Item = "wall_clock"
-	ItemCPUTime Item = "cpu_time"
-	ItemCPUs    Item = "cpus"
-	ItemPIDs    Item = "max_pids"
-	ItemOutput  Item = "max_output"
-	ItemTmp     Item = "max_tmp"
-	ItemCalls   Item = "max_calls"
-	ItemBytes   Item = "max_bytes"
+	ItemMemory     Item = "max_memory"
+	ItemWall       Item = "wall_clock"
+	ItemCPUTime    Item = "cpu_time"
+	ItemCPUs       Item = "cpus"
+	ItemPIDs       Item = "max_pids"
+	ItemOutput     Item = "max_output"
+	ItemTmp        Item = "max_tmp"
+	ItemCalls      Item = "max_calls"
+	ItemBytes      Item = "max_bytes"
+	ItemOpenFiles  Item = "open_files"
+	ItemMemoryHigh Item = "memory_high"
+	ItemCPUSet     Item = "cpuset"
+	ItemIO         Item = "io"
 )
 
 // Items lists all budget items in the order of reports.
 func Items() []Item {
-	return []Item{ItemMemory, ItemWall, ItemCPUTime, ItemCPUs, ItemPIDs, ItemOutput, ItemTmp, ItemCalls, ItemBytes}
-}
-
-// asked returns the item's value: bytes, nanoseconds, a count or processors.
-func (b *Budget) asked(i Item) float64 {
-	switch i {
-	case ItemMemory:
-		return float64(b.MaxMemory)
-	case ItemWall:
-		return float64(b.WallClock)
-	case ItemCPUTime:
-		return float64(b.CPUTime)
-	case ItemCPUs:
-		return b.CPUs
-	case ItemPIDs:
-		return float64(b.MaxPIDs)
-	case ItemOutput:
-		return float64(b.MaxOutput)
-	case ItemTmp:
-		return float64(b.MaxTmp)
-	case ItemCalls:
-		return float64(b.MaxCalls)
-	case ItemBytes:
-		return float64(b.MaxBytes)
+	names := make([]Item, len(items))
+	for i := range items {
+		names[i] = items[i].name
 	}
-	return 0
+	return names
 }
 
 const (
@@ -179,8 +182,6 @@ const (
 	hostname    = "jail"
 
 	defaultOpenFiles = 1024
-	maxOpenFiles     = 1 << 20
-	maxCPUs          = 1 << 16
 	// MaxProgram bounds the text of a script: it has to fit one frame with
 	// room for escaping.
 	MaxProgram = 2 << 20
@@ -239,21 +240,24 @@ func (s *Spec) check() []Refusal {
 			}
 		}
 	}
-	for _, i := range Items() {
-		v := s.Budget.asked(i)
+	for i := range items {
+		v, limits := items[i].asked(&s.Budget), items[i].limits(&s.Budget)
 		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
-			refuse(string(i), "give a positive value, or 0 for no limit", "%v is not a budget", v)
+			refuse(string(items[i].name), "give a positive value, or 0 for no limit", "%v is not a budget", v)
+		} else if least, most := items[i].least, items[i].most; v > 0 && (v < least || most > 0 && v > most) {
+			refuse(string(items[i].name), fmt.Sprintf("give %g to %.0f, or 0", least, most), "%s is out of range", strconv.FormatFloat(v, 'f', -1, 64))
+		} else if err := limits.Check(); err != nil {
+			refuse(string(items[i].name), "correct the value: docs/limits.md tells what each item takes", "%v", err)
 		}
 	}
-	if s.Budget.CPUs > maxCPUs {
-		refuse(string(ItemCPUs), "give a number of processors", "%v processors", s.Budget.CPUs)
+	if b := &s.Budget; b.MaxMemory > 0 && b.MemoryHigh > b.MaxMemory {
+		refuse(string(ItemMemoryHigh), "give less than max_memory", "%d is more than max_memory, %d", b.MemoryHigh, b.MaxMemory)
 	}
-	if s.Budget.Inflight < 0 || s.Budget.CallDeadline < 0 || s.Budget.OpenFiles < 0 || s.Budget.OpenFiles > maxOpenFiles {
-		refuse("budget", "give positive values", "inflight %d, call deadline %s, open files %d",
-			s.Budget.Inflight, s.Budget.CallDeadline, s.Budget.OpenFiles)
+	if s.Budget.Inflight < 0 || s.Budget.CallDeadline < 0 {
+		refuse("budget", "give positive values", "inflight %d, call deadline %s", s.Budget.Inflight, s.Budget.CallDeadline)
 	}
 	for _, i := range s.AllowUnenforced {
-		if !known(i) {
+		if !slices.Contains(Items(), i) {
 			refuse("allow_unenforced", "name one of "+itemList(), "%q is no budget item", clip(string(i)))
 		}
 	}
@@ -261,15 +265,6 @@ func (s *Spec) check() []Refusal {
 		refuse("program", "make the program smaller", "program of %d bytes, at most %d", len(s.Script.Program), MaxProgram)
 	}
 	return bad
-}
-
-func known(i Item) bool {
-	for _, k := range Items() {
-		if i == k {
-			return true
-		}
-	}
-	return false
 }
 
 func itemList() string {

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -73,14 +75,7 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	if err := spec.preflight(); err != nil {
 		return nil, err
 	}
-	collectOnce()
-	j, err := start(ctx, spec)
-	var setup *SetupError
-	if errors.As(err, &setup) && setup.stale() && spec.templates().Discard(spec.Root) == nil {
-		// The template has gone bad: a directory that it mounts over was
-		// removed, say. Build it anew, once.
-		j, err = start(ctx, spec)
-	}
+	j, err := start(ctx, spec, false)
 	if err != nil {
 		return nil, err
 	}
@@ -88,13 +83,23 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	return j, nil
 }
 
-func start(ctx context.Context, spec Spec) (*Jail, error) {
-	j := &Jail{spec: spec, kill: make(chan struct{}), done: make(chan struct{})}
-	if err := j.setUp(ctx); err != nil {
+// start makes a jail and releases its program or, in a pool, parks it.
+func start(ctx context.Context, spec Spec, park bool) (*Jail, error) {
+	collectOnce()
+	for again := false; ; again = true {
+		j := &Jail{spec: spec, kill: make(chan struct{}), done: make(chan struct{})}
+		err := j.setUp(ctx, park)
+		if err == nil {
+			return j, nil
+		}
 		j.dismantle()
-		return nil, err
+		var setup *SetupError
+		if again || !errors.As(err, &setup) || !setup.stale() || spec.templates().Discard(spec.Root) != nil {
+			return nil, err
+		}
+		// The template has gone bad: a directory that it mounts over was
+		// removed, say. Build it anew, once.
 	}
-	return j, nil
 }
 
 // stale tells errors of the init, not of the making of a template, that point to
@@ -128,32 +133,70 @@ func Run(ctx context.Context, spec Spec) (*Report, error) {
 
 func setupError(stage string, err error) error { return &SetupError{Stage: stage, Err: err} }
 
-// setUp makes everything that the jail consists of, in order: leaf, template,
-// descriptors, init. What it made is in j, for dismantle.
-func (j *Jail) setUp(ctx context.Context) error {
-	if err := j.makeLeaf(); err != nil {
+// setUp makes everything that the jail consists of. The init is forked first: it
+// gets as far as it can while leaf and template are made here. What was made is
+// in j, for dismantle.
+func (j *Jail) setUp(ctx context.Context, park bool) error {
+	var theirs closers
+	defer theirs.Close()
+	files, err := j.descriptors(&theirs)
+	if err != nil {
 		return err
 	}
+	first := !settled.Load() && cgroup.MayMove()
+	if first {
+		// A child would stand in the way.
+		if err := j.makeLeaf(); err != nil {
+			return err
+		}
+	}
+	forked := fork(files)
+	if !first {
+		err = j.makeLeaf()
+	}
+	var template *rootfs.Template
+	if err == nil {
+		template, err = j.openTemplate()
+	}
+	f := <-forked
+	theirs.Close()
+	if f.err == nil {
+		j.stager = f.pid
+	}
+	if err != nil {
+		return err
+	}
+	if f.err != nil {
+		return setupError("fork", f.err)
+	}
+	return j.launch(ctx, template, park)
+}
+
+// settled says that a leaf could be made: nothing has to be moved for the next.
+var settled atomic.Bool
+
+// openTemplate gets the root, and the filter for it.
+func (j *Jail) openTemplate() (*rootfs.Template, error) {
 	template, err := j.spec.templates().Open(j.spec.Root)
 	if err != nil {
 		if errors.Is(err, rootfs.ErrInvalid) {
-			return setupError(stageMount, err)
+			return nil, setupError(stageMount, err)
 		}
-		return setupError(stageTemplate, err)
+		return nil, setupError(stageTemplate, err)
 	}
-	filter := j.spec.Seccomp
-	if filter == nil {
-		if filter, err = defaultFilter(); err != nil {
-			return setupError("seccomp", err)
+	j.filter = j.spec.Seccomp
+	if j.filter == nil {
+		if j.filter, err = defaultFilter(); err != nil {
+			return nil, setupError("seccomp", err)
 		}
 	} else if template.WritesAsRoot() {
-		return &RefusedError{Items: []Refusal{{
+		return nil, &RefusedError{Items: []Refusal{{
 			Item:   "bind",
 			Reason: "a writable bind of a directory of root, without the default seccomp profile that denies set-uid files",
 			Fix:    "give the directory to another user, bind it read-only, or use the default profile",
 		}}}
 	}
-	return j.launch(ctx, template, filter)
+	return template, nil
 }
 
 // makeLeaf makes the leaf with the budget's limits. A host that cannot hold one
@@ -163,38 +206,38 @@ func (j *Jail) makeLeaf() error {
 	if err != nil {
 		return setupError("cgroup", err)
 	}
-	given := map[Item]bool{}
-	err = j.claimLeaf(host, given)
+	_, j.given = j.spec.unenforceable(false)
+	err = j.claimLeaf(host)
 	var missing *cgroup.UnsupportedError
 	if errors.As(err, &missing) {
 		var bad []Refusal
-		if bad, given = j.spec.unenforceable(); len(bad) > 0 {
+		if bad, j.given = j.spec.unenforceable(true); len(bad) > 0 {
 			return &RefusedError{Items: bad}
 		}
-		err = j.claimLeaf(host, given)
+		err = j.claimLeaf(host)
 	}
 	if err != nil {
 		return setupError("cgroup", err)
 	}
-	j.budget = j.budgetLines(given)
+	j.budget = j.budgetLines()
+	settled.Store(true)
 	return nil
 }
 
-// claimLeaf makes a leaf of a name that no run has, with the limits that are
-// not given up.
-func (j *Jail) claimLeaf(host *cgroup.Host, given map[Item]bool) error {
-	b := j.spec.Budget
+// limits is what the budget asks of the leaf, but for what is given up.
+func (j *Jail) limits() cgroup.Limits {
 	var limits cgroup.Limits
-	if !given[ItemMemory] {
-		limits.Memory = b.MaxMemory
+	for _, i := range items {
+		if i.set != nil && i.asked(&j.spec.Budget) > 0 && !j.given[i.name] {
+			i.set(&j.spec.Budget, &limits)
+		}
 	}
-	if b.MaxPIDs > 0 && !given[ItemPIDs] {
-		limits.Pids = b.MaxPIDs + 1 // the init's
-	}
-	if !given[ItemCPUs] {
-		limits.CPUs = b.CPUs
-	}
-	limits.CPUTime = b.CPUTime > 0 && !given[ItemCPUTime]
+	return limits
+}
+
+// claimLeaf makes a leaf of a name that no run has.
+func (j *Jail) claimLeaf(host *cgroup.Host) error {
+	limits := j.limits()
 	for {
 		var n [4]byte
 		_, _ = rand.Read(n[:]) // never fails (crypto/rand)
@@ -217,41 +260,29 @@ func (j *Jail) claimLeaf(host *cgroup.Host, given map[Item]bool) error {
 	}
 }
 
-// controllerOf tells which controller's values stand for a budget item.
-var controllerOf = map[Item]cgroup.Controller{
-	ItemMemory: cgroup.Memory, ItemPIDs: cgroup.Pids, ItemCPUs: cgroup.CPU,
-}
-
-// mechanisms of items that no value of a cgroup stands for.
-var mechanisms = map[Item]string{
-	ItemWall: byClock, ItemCPUTime: byCPUCount, ItemOutput: byLauncher, ItemTmp: byTmpfs, ItemCalls: byLauncher, ItemBytes: byLauncher,
-}
-
 // budgetLines echoes what was asked for and what the kernel made of it.
-func (j *Jail) budgetLines(given map[Item]bool) []BudgetLine {
+func (j *Jail) budgetLines() []BudgetLine {
+	b := j.spec.Budget
 	lines := []BudgetLine{}
-	applied := j.leaf.Applied()
-	for _, item := range Items() {
-		asked := j.spec.Budget.asked(item)
-		if asked == 0 {
+	for _, i := range items {
+		line := BudgetLine{Item: i.name, Asked: i.asked(&b)}
+		if line.Asked == 0 {
 			continue
 		}
-		line := BudgetLine{Item: item, Asked: asked}
-		if c, ok := controllerOf[item]; ok && !given[item] {
+		if i.text != nil {
+			line.AskedText = i.text(&b)
+		}
+		values := slices.DeleteFunc(j.leaf.Applied(), func(a cgroup.Applied) bool { return a.Controller != i.controller })
+		switch {
+		case j.given[i.name]:
+		case len(values) == 0:
+			line.EnforcedBy, line.ReadBack = i.by, line.Asked
+		default:
 			// The first value is the limit; others (swap, OOM group) belong to it.
-			i := slices.IndexFunc(applied, func(a cgroup.Applied) bool { return a.Controller == c })
-			a := applied[i]
-			line.EnforcedBy = a.File
-			switch item {
-			case ItemMemory:
-				line.ReadBack = float64(a.Read)
-			case ItemPIDs:
-				line.EnforcedBy, line.ReadBack = a.File+", less one for the init", float64(a.Read-1)
-			case ItemCPUs:
-				line.ReadBack = asked * float64(a.Read) / float64(a.Wrote)
+			line.EnforcedBy, line.ReadBack = values[0].File, float64(values[0].Read)
+			if i.echo != nil {
+				i.echo(&line, values)
 			}
-		} else if !given[item] {
-			line.EnforcedBy, line.ReadBack = mechanisms[item], asked
 		}
 		lines = append(lines, line)
 	}
@@ -270,96 +301,93 @@ func (c *closers) Close() {
 	*c = nil
 }
 
-// launch makes the descriptors, forks the init and sees it through set-up.
-func (j *Jail) launch(ctx context.Context, template *rootfs.Template, filter *seccomp.Filter) error {
-	b := j.spec.Budget
-	var theirs closers
-	defer theirs.Close()
-	files := make([]*os.File, jailinit.FDTasks)
-
-	if err := j.makeStdio(files, &theirs); err != nil {
-		return setupError("stdio", err)
+// descriptors makes the program's ends of the pipes and channels and the init's
+// of the control socket, in the order of their numbers.
+func (j *Jail) descriptors(theirs *closers) ([]*os.File, error) {
+	files := make([]*os.File, jailinit.FDControl+1)
+	if err := j.makeStdio(files, theirs); err != nil {
+		return nil, setupError("stdio", err)
 	}
 	if j.spec.Script != nil {
 		var err error
-		if j.channels, err = newChannels(files[3:5], &theirs); err != nil {
-			return setupError("channels", err)
+		if j.channels, err = newChannels(files[3:5], theirs); err != nil {
+			return nil, setupError("channels", err)
 		}
 	}
 	control, end, err := wire.Pair()
 	if err != nil {
-		return setupError("control", err)
+		return nil, setupError("control", err)
 	}
 	theirs.add(end)
 	j.control = control
 	files[jailinit.FDControl] = end
-	files[jailinit.FDTemplate] = template.Namespace()
-	files[jailinit.FDLeaf] = j.leaf.Dir()
-	files = append(files, j.leaf.Tasks()...)
+	return files, nil
+}
 
+// launch sends the init its request and sees it through set-up.
+func (j *Jail) launch(ctx context.Context, template *rootfs.Template, park bool) error {
+	files := []*os.File{template.Namespace()}
+	if d := j.leaf.Dir(); d != nil {
+		files = append(files, d)
+	}
+	files = append(files, j.leaf.Tasks()...)
 	request := jailinit.Request{
-		Args: j.spec.Args, Env: j.spec.environment(),
 		UID: defaultUID, GID: defaultUID,
 		InitID:   runIDs + 2*j.number + 1,
-		Hostname: hostname, Dir: defaultDir,
-		Wall:      b.WallClock,
-		OpenFiles: defaultOpenFiles,
-		Filter:    filter.Program(),
-		Leaf:      j.leaf.Dir() != nil,
-		Channels:  j.channels != nil,
-		Tasks:     len(j.leaf.Tasks()),
+		Hostname: hostname,
+		Files:    len(files),
+		Leaf:     j.leaf.Dir() != nil,
+		Channels: j.channels != nil,
+		Hold:     park && j.channels == nil,
+		Park:     park && j.channels != nil,
+		Yield:    park && yields(),
 	}
 	for _, l := range template.Late() {
 		request.Late = append(request.Late, jailinit.Late(l))
 	}
-	if j.spec.Dir != "" {
-		request.Dir = j.spec.Dir
-	}
 	if u := j.spec.User; u != nil {
 		request.UID, request.GID = u.UID, u.GID
 	}
-	if b.OpenFiles > 0 {
-		request.OpenFiles = uint32(b.OpenFiles)
-	}
-	if b.CPUTime > 0 {
-		// For one process the kernel stops at the second; the budget over
-		// all of them is the launcher's to watch.
-		request.CPUSeconds = uint32(min(b.CPUTime/time.Second+2, 1<<30))
-	}
-	if request.Wall > 0 {
-		request.Wall += initSlack
-	}
-	request.TmpOptions = tmpOptions(b.MaxTmp)
 	outer := template.OwnerID()
 	if outer == 0 {
 		outer = runIDs + 2*j.number
 	}
+	request.TmpOptions = tmpOptions(j.spec.Budget.MaxTmp)
 	request.UIDMap = fmt.Sprintf("%d %d 1\n%d %d 1\n", request.UID, outer, request.InitID, request.InitID)
 	request.GIDMap = fmt.Sprintf("%d %d 1\n%d %d 1\n", request.GID, outer, request.InitID, request.InitID)
-	encoded, err := request.Encode()
-	if err != nil {
-		if errors.Is(err, jailinit.ErrTooLarge) {
-			return &RefusedError{Items: []Refusal{{Item: "args", Reason: err.Error(), Fix: "pass large data by a file or by stdin"}}}
-		}
-		return setupError("request", err)
-	}
+	j.request = request
+	return j.handshake(ctx, files)
+}
 
-	stager, network, err := fork(files)
+// encodeRequest adds what is to be run, and for how long.
+func (j *Jail) encodeRequest() ([]byte, error) {
+	b := j.spec.Budget
+	r := j.request
+	r.Args, r.Env, r.Dir = j.spec.Args, j.spec.environment(), defaultDir
+	if j.spec.Dir != "" {
+		r.Dir = j.spec.Dir
+	}
+	r.Filter = j.filter.Program()
+	r.OpenFiles = defaultOpenFiles
+	if b.OpenFiles > 0 {
+		r.OpenFiles = uint32(b.OpenFiles)
+	}
+	if b.CPUTime > 0 {
+		// For one process the kernel stops at the second; the budget over
+		// all of them is the launcher's to watch.
+		r.CPUSeconds = uint32(min(b.CPUTime/time.Second+2, 1<<30))
+	}
+	if !r.Park && b.WallClock > 0 {
+		r.Wall = b.WallClock + initSlack
+	}
+	encoded, err := r.Encode()
+	if errors.Is(err, jailinit.ErrTooLarge) {
+		return nil, &RefusedError{Items: []Refusal{{Item: "args", Reason: err.Error(), Fix: "pass large data by a file or by stdin"}}}
+	}
 	if err != nil {
-		return setupError("fork", err)
+		return nil, setupError("request", err)
 	}
-	if network {
-		jailinit.KeepNetwork(encoded)
-	}
-	theirs.Close()
-	j.stager = stager
-	stop := context.AfterFunc(ctx, func() { _ = control.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	err = j.handshake(encoded)
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
+	return encoded, nil
 }
 
 // initSlack is how much later than the launcher pid 1 acts on the wall clock:
@@ -377,13 +405,29 @@ func tmpOptions(size int64) string {
 }
 
 // handshake sends the request and follows the init until the program has been
-// executed.
-func (j *Jail) handshake(request []byte) error {
+// executed, or until it is held.
+func (j *Jail) handshake(ctx context.Context, files []*os.File) error {
+	request, err := j.encodeRequest()
+	if err != nil {
+		return err
+	}
 	if err := j.control.SetDeadline(time.Now().Add(setupTimeout)); err != nil {
 		return setupError("control", err)
 	}
-	if _, err := j.control.Write(request); err != nil {
-		// A stager that refuses the request has said why before it went.
+	stop := context.AfterFunc(ctx, func() { _ = j.control.SetDeadline(time.Unix(1, 0)) })
+	err = j.converse(request, files)
+	if err == nil {
+		err = j.control.SetDeadline(time.Time{})
+	}
+	if !stop() && err == nil || err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+func (j *Jail) converse(request []byte, files []*os.File) error {
+	if err := sendFiles(j.control, request, files); err != nil {
+		// An init that fails early has said why before it went.
 		if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 			return setupError("control", err)
 		}
@@ -398,20 +442,52 @@ func (j *Jail) handshake(request []byte) error {
 			if err := j.adopt(int(m.A)); err != nil {
 				return setupError("clone", err)
 			}
+			continue
 		case jailinit.Failed:
 			return j.initFault(m)
+		case jailinit.Held:
 		case jailinit.Started:
 			j.released = int64(m.T)
-			j.tmpSize(int64(m.U))
+		default:
+			return setupError("control", fmt.Errorf("unexpected message %d of the init", m.Kind))
+		}
+		j.readBack(int64(m.U))
+		if j.stager > 0 {
 			if _, _, err := reap(j.stager); err != nil {
 				return setupError("clone", fmt.Errorf("wait for the stager: %w", err))
 			}
 			j.stager = 0
-			return j.control.SetDeadline(time.Time{})
-		default:
-			return setupError("control", fmt.Errorf("unexpected message %d of the init", m.Kind))
 		}
+		return nil
 	}
+}
+
+// sendFiles writes to a socket, and passes descriptors with the first byte
+// (unix(7), SCM_RIGHTS).
+func sendFiles(socket *os.File, b []byte, files []*os.File) error {
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		c, err := socket.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var n int
+		var sendErr error
+		err = c.Write(func(fd uintptr) bool {
+			n, sendErr = unix.SendmsgN(int(fd), b, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL)
+			return sendErr != unix.EAGAIN && sendErr != unix.EINTR
+		})
+		runtime.KeepAlive(files)
+		if err = errors.Join(err, sendErr); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	_, err := socket.Write(b)
+	return err
 }
 
 // initFault names the object of a step that failed in the init.
@@ -445,11 +521,20 @@ func (j *Jail) adopt(pid int) error {
 	return nil
 }
 
-// tmpSize puts the size that the kernel gave /tmp into the budget's echo.
-func (j *Jail) tmpSize(size int64) {
+// readBack puts into the budget's echo the size that the kernel gave /tmp, and
+// pid 1's limit of open files, which every process of the jail has from it.
+func (j *Jail) readBack(tmp int64) {
+	j.tmp = tmp
 	for i := range j.budget {
-		if j.budget[i].Item == ItemTmp {
-			j.budget[i].ReadBack = float64(size)
+		line := &j.budget[i]
+		switch {
+		case line.EnforcedBy == "":
+		case line.Item == ItemTmp:
+			line.ReadBack = float64(tmp)
+		case line.Item == ItemOpenFiles:
+			var files unix.Rlimit
+			_ = unix.Prlimit(j.pid, unix.RLIMIT_NOFILE, nil, &files) // then it is 0
+			line.ReadBack = float64(files.Cur)
 		}
 	}
 }

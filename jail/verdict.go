@@ -32,13 +32,15 @@ func (j *Jail) account(f *facts, rusage syscall.Rusage, ledger wire.Usage) *Repo
 	if stats.CPUUser >= 0 && stats.CPUSystem >= 0 && stats.CPUUser+stats.CPUSystem > 0 {
 		// The leaf counts what its processes used; pid 1's rusage lacks
 		// children whose parents ignored SIGCHLD.
-		r.CPUUserNS, r.CPUSystemNS = int64(stats.CPUUser), int64(stats.CPUSystem)
+		r.CPUUserNS, r.CPUSystemNS = int64(max(stats.CPUUser-j.parked.user, 0)), int64(max(stats.CPUSystem-j.parked.system, 0))
 	}
 
 	r.Calls.Accepted, r.Calls.Refused = ledger.Accepted, ledger.Refused
 	r.Calls.Bytes, r.Calls.WallNS = ledger.Bytes, int64(ledger.Busy)
 	r.Calls.Reconciled = true
 	if f.result != nil {
+		// It was sent before the end, though it may be read after it.
+		r.ResultNS = min(f.resultAt-j.released, r.WallNS)
 		r.Calls.ClaimedCalls, r.Calls.ClaimedBytes = int64(f.result.Calls), int64(f.result.Bytes)
 		// A guest counts what it sent, refused or not.
 		r.Calls.Reconciled = r.Calls.ClaimedCalls == ledger.Accepted+ledger.Refused && r.Calls.ClaimedBytes == ledger.Bytes

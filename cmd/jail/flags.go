@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -12,7 +13,9 @@ import (
 
 	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
+	"example.com/jail/cgroup"
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
 	"example.com/jail/rootfs/image"
@@ -26,6 +29,7 @@ type options struct {
 	output          sizeValue
 	tmp             sizeValue
 	callBytes       sizeValue
+	memoryHigh      sizeValue
 	allowUnenforced []string
 
 	env     []string
@@ -57,6 +61,10 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.Var(&o.callBytes, "call-bytes", "bytes of tool answers; one more is refused with class quota")
 	f.Var((*intValue)(&o.budget.Inflight), "inflight", "tool calls at work at once; one more is refused with class\nrate_limited")
 	f.Var((*durationValue)(&o.budget.CallDeadline), "call-deadline", "time for one tool call; at expiry it is answered with class transient")
+	f.Var((*intValue)(&o.budget.OpenFiles), "open-files", "open files of each process; one more fails with EMFILE in the jail\n(0: not asked for, and still 1024)")
+	f.Var(&o.memoryHigh, "memory-high", "memory above which the jail is slowed down and its memory reclaimed;\nneeds cgroup v2 (0: not asked for)")
+	f.StringVar(&o.budget.CPUSet, "cpuset", "", "`LIST` of processors that the jail may run on, such as 0-1,3")
+	f.Var((*ioValue)(&o.budget.IO), "io", "greatest rates of a disk, such as /dev/sda:rbps=10MiB,wbps=1MiB,riops=100,\nwiops=50 (bytes read, written, reads, writes a second) or 8:0:wbps=1MiB;\nat a limit a request waits (repeatable)")
 	f.StringArrayVar(&o.allowUnenforced, "allow-unenforced", nil, "run although this host cannot enforce the budget `ITEM`, by the name\nthat jail check shows (repeatable)")
 
 	f.StringArrayVar(&o.env, "env", nil, "add `KEY=VALUE` to the program's environment (repeatable)")
@@ -81,6 +89,7 @@ func (o *options) spec(ctx context.Context, progress func(done, total int64)) (s
 	s = jail.Spec{Env: o.env, Dir: o.dir, Budget: o.budget, User: o.user.user}
 	s.Budget.MaxMemory, s.Budget.MaxOutput = int64(o.memory), int64(o.output)
 	s.Budget.MaxTmp, s.Budget.MaxBytes = int64(o.tmp), int(o.callBytes)
+	s.Budget.MemoryHigh = int64(o.memoryHigh)
 	for _, i := range o.allowUnenforced {
 		s.AllowUnenforced = append(s.AllowUnenforced, jail.Item(i))
 	}
@@ -226,6 +235,58 @@ func (v *cpusValue) Set(s string) error {
 	}
 	*v = cpusValue(f)
 	return nil
+}
+
+// ioValue collects rates of block devices, DEVICE:rbps=SIZE,wbps=SIZE,riops=N,wiops=N.
+type ioValue []cgroup.IOLimit
+
+func (v *ioValue) Type() string   { return "DEVICE:RATES" }
+func (v *ioValue) String() string { return "" }
+func (v *ioValue) Set(s string) error {
+	i := strings.LastIndex(s, ":")
+	if i < 0 {
+		return errIO
+	}
+	device, err := blockDevice(s[:i])
+	if err != nil {
+		return err
+	}
+	l := cgroup.IOLimit{Device: device}
+	var riops, wiops countValue
+	rates := map[string]interface{ Set(string) error }{
+		"rbps": (*sizeValue)(&l.ReadBytes), "wbps": (*sizeValue)(&l.WriteBytes), "riops": &riops, "wiops": &wiops,
+	}
+	for _, word := range strings.Split(s[i+1:], ",") {
+		name, value, _ := strings.Cut(word, "=")
+		rate := rates[name]
+		if rate == nil {
+			return errIO
+		}
+		if err := rate.Set(value); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		delete(rates, name) // no rate is there twice
+	}
+	l.ReadOps, l.WriteOps = int64(riops), int64(wiops)
+	*v = append(*v, l)
+	return nil
+}
+
+var errIO = errors.New("want DEVICE:RATE=N,... with a path or MAJOR:MINOR, and some of rbps, wbps, riops and wiops, each once")
+
+// blockDevice returns the number of a device that is given by its path.
+func blockDevice(name string) (string, error) {
+	if !strings.HasPrefix(name, "/") {
+		return name, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(name, &st); err != nil {
+		return "", fmt.Errorf("device %s: %w", name, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return "", fmt.Errorf("%s is no block device", name)
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
 }
 
 // userValue is UID:GID, or UID for both.

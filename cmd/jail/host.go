@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
 	"text/tabwriter"
@@ -24,38 +25,62 @@ func (a *app) checkCommand() *cobra.Command {
 		Short: "Tell which budgets this host can enforce",
 		Long: `Tell for each budget item whether this host can enforce it, by what, and if not
 why and what to do. It is the table that run and script refuse from. The exit
-code is 1 if anything cannot be enforced.`,
+code is 1 if anything that is not optional cannot be enforced.
+
+Then tell where this host has the controllers of cgroups that the table rests on:
+v2 delegated here, v2 not delegated, v1 or absent.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			table := jail.Preflight()
 			for _, row := range table {
-				if !row.Enforceable {
+				if !row.Enforceable && !row.Optional {
 					a.code = 1
 				}
+			}
+			controllers, err := jail.Controllers()
+			if err != nil {
+				controllers = []jail.Controller{} // the table says why
 			}
 			if asJSON {
 				e := json.NewEncoder(a.stdout)
 				e.SetEscapeHTML(false)
 				e.SetIndent("", "  ")
 				return e.Encode(struct {
-					V     int          `json:"v"`
-					Items []jail.Check `json:"items"`
-				}{1, table})
+					V           int               `json:"v"`
+					Items       []jail.Check      `json:"items"`
+					Controllers []jail.Controller `json:"controllers"`
+				}{1, table, controllers})
 			}
-			w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "ITEM\tENFORCED\tBY")
-			for _, row := range table {
-				if row.Enforceable {
-					fmt.Fprintf(w, "%s\tyes\t%s\n", row.Item, row.By)
-				} else {
-					fmt.Fprintf(w, "%s\tno\t%s\n\t\tfix: %s\n", row.Item, row.Reason, row.Fix)
-				}
-			}
-			return w.Flush()
+			return printCheck(a.stdout, table, controllers)
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print the table as JSON")
+	c.Flags().BoolVar(&asJSON, "json", false, "print the tables as JSON")
 	return c
+}
+
+func printCheck(to io.Writer, table []jail.Check, controllers []jail.Controller) error {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "ITEM\tENFORCED\tBY")
+	for _, row := range table {
+		no := "no"
+		if row.Optional {
+			no = "no, optional"
+		}
+		if row.Enforceable {
+			fmt.Fprintf(w, "%s\tyes\t%s\n", row.Item, row.By)
+		} else {
+			fmt.Fprintf(w, "%s\t%s\t%s\n\t\tfix: %s\n", row.Item, no, row.Reason, row.Fix)
+		}
+	}
+	fmt.Fprintln(w, "\nCONTROLLER\tWHERE\tUSABLE")
+	for _, c := range controllers {
+		if c.Usable {
+			fmt.Fprintf(w, "%s\t%s\tyes, %s\n", c.Name, c.Place, c.Dir)
+		} else {
+			fmt.Fprintf(w, "%s\t%s\tno: %s\n\t\tfix: %s\n", c.Name, c.Place, c.Reason, c.Fix)
+		}
+	}
+	return w.Flush()
 }
 
 func (a *app) gcCommand() *cobra.Command {

@@ -86,7 +86,7 @@ guest is chosen by the file's name (.py: Python, .mjs: Node.js) or by --guest.`,
 var guests = map[string]struct {
 	file   string
 	source []byte
-	argv   func(path string) []string
+	argv   func(path string, preload ...string) []string
 }{
 	python.Suffix: {python.FileName, python.Source, python.Argv},
 	node.Suffix:   {node.FileName, node.Source, node.Argv},
@@ -182,6 +182,9 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		}
 		spec.Templates = templates()
 		spec.Stdout, spec.Stderr = a.stdout, a.stderr
+		if o.report != "-" {
+			spec.Stdout = a.stdout.w // the very pipe, which costs less
+		}
 		if events != nil {
 			spec.Stdout, spec.Stderr = events.output(execwire.Stdout), events.output(execwire.Stderr)
 		}
@@ -339,6 +342,7 @@ func (a *app) reportUsage(args []string, err error) {
 var budgetFlags = map[string]jail.Item{
 	"memory": jail.ItemMemory, "wall": jail.ItemWall, "cpu-time": jail.ItemCPUTime, "cpus": jail.ItemCPUs,
 	"pids": jail.ItemPIDs, "output": jail.ItemOutput, "tmp": jail.ItemTmp, "calls": jail.ItemCalls, "call-bytes": jail.ItemBytes,
+	"open-files": jail.ItemOpenFiles, "memory-high": jail.ItemMemoryHigh,
 }
 
 func usageItem(err error) string {

@@ -796,6 +796,19 @@ function ended(code) {
   if (failure) process.exitCode = failure.code;
 }
 
+// preload imports what a pool's programs will need before one of them is there.
+async function preload(argument) {
+  const [, names] = argument.match(/^--preload=(.*)$/) ?? [];
+  if (names === undefined) throw new Error(`argument ${argument} is not known`);
+  for (const name of names.split(',')) {
+    try {
+      await import(name);
+    } catch (e) {
+      throw new Error(`preload ${name}: ${e.message}`);
+    }
+  }
+}
+
 async function main() {
   if (process.argv[2] === '--describe') {
     console.log(quote({
@@ -811,6 +824,7 @@ async function main() {
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
   try {
     for (const fd of [START_FD, CALL_FD]) channels.set(fd, inode(fd));
+    for (const argument of process.argv.slice(2)) await preload(argument);
     start = readStart();
   } catch (e) {
     complain(`guest: ${e.message} (the guest is started by \`jail script\`)`);

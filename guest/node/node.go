@@ -1,6 +1,9 @@
 package node
 
-import _ "embed"
+import (
+	_ "embed"
+	"strings"
+)
 
 // Source is the guest. Callers must not change it.
 //
@@ -17,6 +20,13 @@ const (
 
 // Argv returns the command that runs the guest at path, a path in the jail.
 // node is searched for by the launcher's rules.
-func Argv(path string) []string {
-	return []string{"node", path}
+//
+// The modules of preload, built-in ones or file: URLs, are imported before the
+// guest waits for its Start, as those of the Python guest are.
+func Argv(path string, preload ...string) []string {
+	argv := []string{"node", path}
+	if len(preload) > 0 {
+		argv = append(argv, "--preload="+strings.Join(preload, ","))
+	}
+	return argv
 }

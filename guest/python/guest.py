@@ -1111,6 +1111,18 @@ def left_open():
         return True
 
 
+def preload(argument):
+    """Import what a pool's programs will need before one of them is there."""
+    names = argument.removeprefix("--preload=")
+    if names == argument:
+        raise ProtocolError("argument %r is not known" % argument)
+    for name in names.split(","):
+        try:
+            __import__(name)
+        except Exception as e:
+            raise ProtocolError("preload %s: %s: %s" % (name, type(e).__name__, e)) from None
+
+
 def main():
     if sys.argv[1:] == ["--describe"]:
         print(encode({
@@ -1127,6 +1139,8 @@ def main():
     try:
         for fd in (START_FD, CALL_FD):
             _CHANNELS.claim(fd)
+        for argument in sys.argv[1:]:
+            preload(argument)
         start = read_start(START_FD)
     except (OSError, ProtocolError) as e:
         complain("guest: %s (the guest is started by `jail script`)" % e)

@@ -17,13 +17,12 @@ import (
 //go:embed jail-init
 var image []byte
 
-// Descriptors of the init at its start. 0 to 4 are the program's.
-const (
-	FDControl  = 5
-	FDTemplate = 6
-	FDLeaf     = 7 // cgroup v2 directory, or none
-	FDTasks    = 8 // cgroup v1 tasks files from here on
-)
+// FDControl is the control socket at the start of the init. 0 to 4 are the
+// program's.
+const FDControl = 5
+
+// MaxFiles is how many descriptors may go with a [Request].
+const MaxFiles = 8
 
 // MaxStrings bounds the sum of arguments and environment in bytes, and
 // MaxString one of them: the kernel's MAX_ARG_STRLEN (execve(2)).
@@ -77,9 +76,22 @@ type Request struct {
 
 	Filter []unix.SockFilter // none: no seccomp filter
 
-	Leaf     bool // FDLeaf is open
+	// Files is the number of descriptors that go with the request: the
+	// template's mount namespace, the leaf's cgroup v2 directory if Leaf says so,
+	// and tasks files of cgroup v1.
+	Files int
+	Leaf  bool
+
 	Channels bool // the program keeps fds 3 and 4
-	Tasks    int  // open files from FDTasks on
+	// Hold makes the init wait for a second request before it starts the
+	// program. That one, without files, says what program, by which limits and
+	// behind which filter; what is built already stays as it is.
+	Hold bool
+	// Park starts the program, but its wall clock only with what [Unpark]
+	// returns.
+	Park bool
+	// Yield gives all that the jail does the lowest priority.
+	Yield bool
 }
 
 // Late is a bind that the init makes on top of its own mounts.
@@ -94,7 +106,9 @@ const (
 
 	flagLeaf     = 1
 	flagChannels = 2
-	flagNetwork  = 4
+	flagHold     = 4
+	flagPark     = 8
+	flagYield    = 16
 )
 
 // Encode returns the request as it goes over the control socket. It refuses
@@ -132,7 +146,7 @@ func (r *Request) Encode() ([]byte, error) {
 	for _, f := range []struct {
 		set bool
 		bit uint32
-	}{{r.Leaf, flagLeaf}, {r.Channels, flagChannels}} {
+	}{{r.Leaf, flagLeaf}, {r.Channels, flagChannels}, {r.Hold, flagHold}, {r.Park, flagPark}, {r.Yield, flagYield}} {
 		if f.set {
 			flags |= f.bit
 		}
@@ -140,7 +154,7 @@ func (r *Request) Encode() ([]byte, error) {
 	size := headerSize + len(r.Filter)*8 + total
 	b := make([]byte, 0, size)
 	for _, v := range []uint32{
-		magic, uint32(size), flags, uint32(r.Tasks),
+		magic, uint32(size), flags, 0,
 		uint32(len(r.Args)), uint32(len(r.Env)),
 		r.UID, r.GID, r.InitID, r.OpenFiles, r.CPUSeconds, uint32(len(r.Filter)),
 	} {
@@ -148,7 +162,7 @@ func (r *Request) Encode() ([]byte, error) {
 	}
 	b = binary.NativeEndian.AppendUint64(b, uint64(r.Wall))
 	b = binary.NativeEndian.AppendUint32(b, uint32(len(r.Late)))
-	b = binary.NativeEndian.AppendUint32(b, 0)
+	b = binary.NativeEndian.AppendUint32(b, uint32(r.Files))
 	for _, f := range r.Filter {
 		b = binary.NativeEndian.AppendUint16(b, f.Code)
 		b = append(b, f.Jt, f.Jf)
@@ -162,13 +176,9 @@ func (r *Request) Encode() ([]byte, error) {
 	return b, nil
 }
 
-// KeepNetwork changes an encoded request: the init is forked in the jail's own
-// network namespace and makes none.
-func KeepNetwork(encoded []byte) {
-	const at = 8 // of the flags
-	flags := binary.NativeEndian.Uint32(encoded[at:])
-	binary.NativeEndian.PutUint32(encoded[at:], flags|flagNetwork)
-}
+// Unpark returns the message that begins the wall clock of a parked program: it
+// ends when wall has passed, or never if wall is 0.
+func Unpark(wall time.Duration) []byte { return binary.NativeEndian.AppendUint64(nil, uint64(wall)) }
 
 // Kind is the kind of a [Message]. The numbers cross a process boundary.
 type Kind uint32
@@ -176,6 +186,7 @@ type Kind uint32
 // Kinds of messages.
 const (
 	Child    Kind = 1 // A: pid of pid 1 as the launcher sees it
+	Held     Kind = 2 // U: bytes that /tmp holds
 	Started  Kind = 3 // T: CLOCK_MONOTONIC at the release, U: bytes that /tmp holds
 	Exited   Kind = 4 // A: wait status of the program, B: processes left alive
 	Deadline Kind = 5 // pid 1's own wall clock ran out
@@ -200,7 +211,7 @@ func Decode(b []byte) (Message, error) {
 		return m, fmt.Errorf("decode message of the init: %w", err)
 	}
 	switch m.Kind {
-	case Child, Started, Exited, Deadline, Failed:
+	case Child, Held, Started, Exited, Deadline, Failed:
 	default:
 		return m, fmt.Errorf("message of the init has unknown kind %d", m.Kind)
 	}

@@ -18,13 +18,13 @@ func TestConstantsMirrorTheInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^\s+((?:FD|FLAG|MSG|STAGE|REQUEST)_\w+) = ([^,]+),`).FindAllStringSubmatch(string(src), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\s+((?:FD|FILES|FLAG|MSG|STAGE|REQUEST)_\w+) = ([^,]+),`).FindAllStringSubmatch(string(src), -1) {
 		in[m[1]] = m[2]
 	}
 	want := map[string]any{
-		"FD_CONTROL": FDControl, "FD_TEMPLATE": FDTemplate, "FD_LEAF": FDLeaf, "FD_TASKS": FDTasks,
-		"FLAG_LEAF": flagLeaf, "FLAG_CHANNELS": flagChannels, "FLAG_NETWORK": flagNetwork,
-		"MSG_CHILD": Child, "MSG_STARTED": Started, "MSG_EXITED": Exited, "MSG_DEADLINE": Deadline, "MSG_FAILED": Failed,
+		"FD_CONTROL": FDControl, "FILES_MAX": MaxFiles,
+		"FLAG_LEAF": flagLeaf, "FLAG_CHANNELS": flagChannels, "FLAG_HOLD": flagHold, "FLAG_PARK": flagPark, "FLAG_YIELD": flagYield,
+		"MSG_CHILD": Child, "MSG_HELD": Held, "MSG_STARTED": Started, "MSG_EXITED": Exited, "MSG_DEADLINE": Deadline, "MSG_FAILED": Failed,
 		"REQUEST_MAGIC": fmt.Sprintf("%#x", magic),
 	}
 	for name, v := range want {
@@ -82,7 +82,7 @@ func TestEncodeRefuses(t *testing.T) {
 }
 
 func TestDecodeRefuses(t *testing.T) {
-	for _, b := range [][]byte{nil, make([]byte, MessageSize-1), make([]byte, MessageSize), append([]byte{2}, make([]byte, MessageSize-1)...), append([]byte{7}, make([]byte, MessageSize-1)...)} {
+	for _, b := range [][]byte{nil, make([]byte, MessageSize-1), make([]byte, MessageSize), append([]byte{7}, make([]byte, MessageSize-1)...)} {
 		if m, err := Decode(b); err == nil {
 			t.Errorf("%d bytes: %+v", len(b), m)
 		}

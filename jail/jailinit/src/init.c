@@ -2,10 +2,13 @@
 // launcher into one jail and then is its pid 1.
 //
 // It runs as three tasks. The stager is forked by the launcher with the host's
-// root rights; it enters the template's mount namespace, clones pid 1 into new
-// namespaces, writes its id maps and exits. Pid 1 mounts /proc and /tmp, drops
-// everything it may do, starts the program and reports its exact wait status.
-// The program is pid 2.
+// root rights, before the launcher has made the rest of the jail; it enters the
+// template's mount namespace, clones pid 1 into new namespaces, writes its id
+// maps and exits. Pid 1 mounts /proc and /tmp, drops everything it may do, starts
+// the program and reports its exact wait status. The program is pid 2.
+//
+// A jail of a pool waits in between: held right before the program is started,
+// or parked with a program that waits for its Start.
 //
 // jail.go of this package mirrors the request and the messages. Everything
 // here is single-threaded and allocates nothing but the request's pages.
@@ -27,6 +30,7 @@
 #include <linux/poll.h>
 #include <linux/prctl.h>
 #include <linux/resource.h>
+#include <linux/socket.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <linux/time.h>
@@ -46,18 +50,18 @@ typedef uint64_t u64;
 enum {
 	FD_PROGRAM_END = 5, // 0 to 4 are the program's
 	FD_CONTROL = 5,
-	FD_TEMPLATE = 6,
-	FD_LEAF = 7, // cgroup v2 directory, if FLAG_LEAF
-	FD_TASKS = 8, // cgroup v1 tasks files, request.tasks of them
 };
 
 enum {
-	FLAG_LEAF = 1,     // clone pid 1 into the cgroup of FD_LEAF
+	FLAG_LEAF = 1,     // a cgroup v2 directory, to clone pid 1 into
 	FLAG_CHANNELS = 2, // the program keeps fds 3 and 4
-	FLAG_NETWORK = 4,  // the stager is in the jail's network namespace already
+	FLAG_HOLD = 4,     // wait for a second request before the program is started
+	FLAG_PARK = 8,     // the wall clock begins with a message of the launcher
+	FLAG_YIELD = 16,   // until the launcher raises it, at the lowest priority
 };
 
 enum {
+	FILES_MAX = 8, // passed with a request
 	REQUEST_MAGIC = 0x314c494a, // "JIL1"
 	REQUEST_MAX = 4 << 20,
 };
@@ -66,7 +70,7 @@ struct request {
 	u32 magic;
 	u32 size; // header, filter and strings
 	u32 flags;
-	u32 tasks;
+	u32 reserved;
 	u32 argc;
 	u32 envc;
 	u32 uid, gid; // of the program, inside
@@ -76,7 +80,7 @@ struct request {
 	u32 filter_len;  // instructions
 	u64 wall_ns;     // 0 for none
 	u32 late;        // binds below /tmp and /dev/shm
-	u32 reserved;
+	u32 files; // passed along: template, directory of the leaf, tasks files
 	// struct sock_filter filter[filter_len]
 	// NUL-terminated: uid_map gid_map hostname tmp_options workdir, then late
 	// times from and to (from with 'd' or 'f' before it), argv, env
@@ -84,6 +88,7 @@ struct request {
 
 enum {
 	MSG_CHILD = 1,    // a: pid of pid 1 as the launcher sees it
+	MSG_HELD = 2,     // u: bytes of /tmp
 	MSG_STARTED = 3,  // t: CLOCK_MONOTONIC before the exec, u: bytes of /tmp
 	MSG_EXITED = 4,   // a: wait status, b: processes left alive, t: CLOCK_MONOTONIC
 	MSG_DEADLINE = 5, // the wall clock ran out in pid 1
@@ -186,12 +191,10 @@ static void must(int stage, int index, long ret)
 		fail(stage, index, ret);
 }
 
-// receive fills a buffer from the control socket; a launcher that is gone ends
-// the jail.
-static void receive(void *buf, size_t n)
+// receive fills a buffer from the control socket, of which got bytes are there;
+// a launcher that is gone ends the jail.
+static void receive(void *buf, size_t got, size_t n)
 {
-	size_t got = 0;
-
 	while (got < n) {
 		long r = sys(read, FD_CONTROL, (char *)buf + got, n - got);
 
@@ -220,6 +223,42 @@ static char *late; // first of the late binds' strings
 static char **argv, **envp;
 static char *path_list; // value of PATH among envp
 static size_t mapped;
+static int files[FILES_MAX]; // that came with the request
+
+// receive_files takes the first bytes of a request and the descriptors that come
+// with them.
+static size_t receive_files(void *buf, size_t n)
+{
+	struct {
+		size_t len;
+		int level, type;
+		int fd[FILES_MAX];
+	} control;
+	struct {
+		void *base;
+		size_t len;
+	} part = { buf, n };
+	struct {
+		void *name;
+		int name_len;
+		void *parts;
+		size_t part_count;
+		void *control;
+		size_t control_len;
+		int flags;
+	} m = { 0, 0, &part, 1, &control, sizeof control, 0 };
+	long r;
+
+	do
+		r = sys(recvmsg, FD_CONTROL, &m, 0x40000000 /* MSG_CMSG_CLOEXEC */);
+	while (r == -EINTR);
+	if (r <= 0)
+		die();
+	if (m.control_len > offsetof(__typeof__(control), fd))
+		for (size_t i = 0; i < (control.len - offsetof(__typeof__(control), fd)) / sizeof *files; i++)
+			files[i] = control.fd[i];
+	return r;
+}
 
 static char *next_string(char **p, char *end)
 {
@@ -239,9 +278,10 @@ static void read_request(void)
 	size_t pointers;
 	char *p, *end;
 
-	receive(&h, sizeof h);
+	receive(&h, receive_files(&h, sizeof h), sizeof h);
 	if (h.magic != REQUEST_MAGIC || h.size < sizeof h || h.size > REQUEST_MAX || h.argc == 0 ||
-	    h.argc > h.size || h.envc > h.size || h.late > h.size / 2 || h.filter_len > h.size / sizeof *filter)
+	    h.argc > h.size || h.envc > h.size || h.late > h.size / 2 || h.files > FILES_MAX ||
+	    h.filter_len > h.size / sizeof *filter)
 		fail(STAGE_REQUEST, 0, -EINVAL);
 	pointers = (h.argc + h.envc + 2) * sizeof(char *);
 	mapped = ((h.size + 15) & ~(size_t)15) + pointers;
@@ -249,7 +289,7 @@ static void read_request(void)
 	must(STAGE_REQUEST, 1, m < 0 && m > -4096 ? m : 0);
 	req = (struct request *)m;
 	*req = h;
-	receive(req + 1, h.size - sizeof h);
+	receive(req + 1, 0, h.size - sizeof h);
 
 	p = (char *)(req + 1);
 	end = (char *)req + h.size;
@@ -338,18 +378,15 @@ static void inherit_nothing(int proc)
 		sys(close, fd);
 	}
 	limit(RLIMIT_CORE, 0, 0);
-	limit(RLIMIT_NOFILE, req->nofile, 1);
 	limit(RLIMIT_MEMLOCK, 64 << 10, 2);
 	limit(RLIMIT_RTPRIO, 0, 3);
 	limit(RLIMIT_NICE, 0, 4);
-	if (req->cpu_seconds)
-		limit(RLIMIT_CPU, req->cpu_seconds, 5);
 	must(STAGE_IDS, 0, sys(setgroups, 0, 0));
 }
 
 static void pid1(int released);
 
-static _Noreturn void stage(void)
+static __attribute__((used)) _Noreturn void stage(long *argc)
 {
 	struct {
 		long type, bsize;
@@ -363,7 +400,6 @@ static _Noreturn void stage(void)
 	// with EOF if the launcher died earlier than this line.
 	sys(prctl, PR_SET_PDEATHSIG, SIGKILL);
 	sys(prctl, PR_SET_NAME, "jail-init"); // the exec was by a number
-	read_request();
 
 	proc = sys(openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	must(STAGE_PROC, 0, proc);
@@ -373,19 +409,25 @@ static _Noreturn void stage(void)
 		fail(STAGE_PROC, 2, -EINVAL);
 
 	inherit_nothing(proc);
+	// The most expensive namespace, made while the launcher is still at work.
+	// An argument says that the launcher has made one before the fork.
+	if (*argc == 1)
+		must(STAGE_CLONE, 2, sys(unshare, CLONE_NEWNET));
 
-	must(STAGE_TEMPLATE, 0, sys(setns, FD_TEMPLATE, CLONE_NEWNS));
-	sys(close, FD_TEMPLATE);
+	read_request();
+	limit(RLIMIT_NOFILE, req->nofile, 1);
+	if (req->flags & FLAG_YIELD)
+		must(STAGE_IDS, 9, sys(setpriority, 0 /* PRIO_PROCESS */, 0, 19));
+	must(STAGE_TEMPLATE, 0, sys(setns, files[0], CLONE_NEWNS));
+	sys(close, files[0]);
 	must(STAGE_CLONE, 1, sys(pipe2, release, O_CLOEXEC));
 
 	memset(&args, 0, sizeof args);
 	args.flags = CLONE_PARENT | CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
 		     CLONE_NEWUTS;
-	if (!(req->flags & FLAG_NETWORK))
-		args.flags |= CLONE_NEWNET;
 	if (req->flags & FLAG_LEAF) {
 		args.flags |= CLONE_INTO_CGROUP;
-		args.cgroup = FD_LEAF;
+		args.cgroup = files[1];
 	}
 	pid = sys(clone3, &args, sizeof args);
 	must(STAGE_CLONE, 0, pid);
@@ -478,7 +520,7 @@ static long try_exec(char *file)
 static _Noreturn __attribute__((noinline)) void program(void)
 {
 	struct sock_fprog prog = { req->filter_len, filter };
-	u64 none = 0;
+	u64 none = 0, cpu[2] = { req->cpu_seconds, req->cpu_seconds };
 	long r;
 
 	r = sys(setsid);
@@ -487,6 +529,11 @@ static _Noreturn __attribute__((noinline)) void program(void)
 	r = sys(close_range, req->flags & FLAG_CHANNELS ? FD_PROGRAM_END : 3, ~0u, 0);
 	if (r < 0)
 		spawn_fail(STAGE_FORK, 1, r);
+	if (req->cpu_seconds) {
+		r = sys(prlimit64, 0, RLIMIT_CPU, cpu, 0);
+		if (r < 0 && r != -EPERM) // EPERM: the launcher's own is lower
+			spawn_fail(STAGE_RLIMIT, 5, r);
+	}
 	r = sys(setresgid, req->gid, req->gid, req->gid);
 	if (r < 0)
 		spawn_fail(STAGE_IDS, 4, r);
@@ -622,7 +669,7 @@ static void reap(long main_pid)
 	}
 }
 
-static _Noreturn void supervise(long main_pid, long sigfd, u64 deadline)
+static _Noreturn void supervise(long main_pid, long sigfd, u64 deadline, int parked)
 {
 	struct {
 		int fd;
@@ -645,9 +692,16 @@ static _Noreturn void supervise(long main_pid, long sigfd, u64 deadline)
 			timeout = &ts;
 		}
 		sys(ppoll, fds, 2, timeout, 0, 8);
-		// The launcher sends nothing more: readable means that it is gone.
-		if (fds[1].revents)
-			die();
+		// The launcher sends nothing more but the end of the parking:
+		// otherwise readable means that it is gone.
+		if (fds[1].revents) {
+			u64 wall;
+
+			if (!parked || sys(read, FD_CONTROL, &wall, sizeof wall) != sizeof wall)
+				die();
+			parked = 0;
+			deadline = wall ? monotonic() + wall : 0;
+		}
 		if (fds[0].revents) {
 			sys(read, sigfd, discard, sizeof discard);
 			reap(main_pid);
@@ -724,16 +778,20 @@ static void pid1(int released)
 		short events, revents;
 	} gone = { FD_CONTROL, POLLIN, 0 };
 	struct __kernel_timespec now = { 0, 0 };
-	u64 sigchld = 1ull << (SIGCHLD - 1), wall = req->wall_ns, started, size;
+	u64 sigchld = 1ull << (SIGCHLD - 1), wall, started, size;
 	long r, sigfd, pid;
+	int parked;
 	char byte;
 
 	sys(prctl, PR_SET_PDEATHSIG, SIGKILL);
 
 	// cgroup v1: the single-threaded writer moves itself without the grace
 	// period that a move by pid waits for. The limits hold from here on.
-	for (u32 i = 0; i < req->tasks; i++)
-		must(STAGE_CGROUP, i, sys(write, FD_TASKS + i, "0", 1));
+	for (u32 i = 1; i < req->files; i++) {
+		if (i > 1 || !(req->flags & FLAG_LEAF))
+			must(STAGE_CGROUP, i, sys(write, files[i], "0", 1));
+		sys(close, files[i]);
+	}
 
 	do
 		r = sys(read, released, &byte, 1);
@@ -772,22 +830,27 @@ static void pid1(int released)
 	sigfd = sys(signalfd4, -1, &sigchld, 8, O_CLOEXEC | O_NONBLOCK);
 	must(STAGE_FORK, 2, sigfd);
 
+	if (req->flags & FLAG_HOLD) {
+		send(MSG_HELD, 0, 0, 0, 0, size);
+		sys(munmap, req, mapped);
+		read_request(); // what to run, after all
+	}
 	started = monotonic();
 	pid = spawn();
 	must(STAGE_FORK, 0, pid);
 	if (spawn_error.stage)
 		fail(spawn_error.stage, spawn_error.index, spawn_error.err);
 	send(MSG_STARTED, 0, 0, 0, started, size);
+	wall = req->wall_ns;
+	parked = req->flags & FLAG_PARK;
 
 	for (int fd = 0; fd < FD_PROGRAM_END; fd++)
 		sys(close, fd);
 	sys(munmap, req, mapped);
 	drop_caps(1);
 	must(STAGE_SECCOMP, 0, sys(seccomp, SECCOMP_SET_MODE_FILTER, 0, &own));
-	supervise(pid, sigfd, wall ? started + wall : 0);
+	supervise(pid, sigfd, wall ? started + wall : 0, parked);
 }
 
-__attribute__((force_align_arg_pointer)) _Noreturn void _start(void)
-{
-	stage();
-}
+// The kernel starts a program with the number of its arguments on the stack.
+__asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall stage\n");
