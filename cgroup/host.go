@@ -42,8 +42,9 @@ type hierarchy struct {
 
 var last struct {
 	sync.Mutex
-	host           *Host
-	groups, mounts []byte
+	host   *Host
+	groups []byte
+	mounts mountTable
 }
 
 // Probe finds the cgroups of the calling thread. It looks at /proc only; the
@@ -60,19 +61,17 @@ func Probe() (*Host, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("find the launcher's cgroups: %w", err)
 	}
-	mounts, err2 := os.ReadFile("/proc/thread-self/mountinfo")
-	if err2 != nil {
-		return nil, fmt.Errorf("find the cgroup mounts: %w", err2)
-	}
 	last.Lock()
 	defer last.Unlock()
-	// Mounts come and go on a host; few of them have to do with cgroups.
-	mounts = aroundCgroups(mounts)
-	if last.host != nil && bytes.Equal(groups, last.groups) && bytes.Equal(mounts, last.mounts) {
+	changed, err := last.mounts.refresh()
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroup mounts: %w", err)
+	}
+	if last.host != nil && !changed && bytes.Equal(groups, last.groups) {
 		return last.host, nil
 	}
 	h := &Host{
-		mounts: cgroupMounts(mounts),
+		mounts: cgroupMounts(last.mounts.lines),
 		opened: map[string]*hierarchy{},
 		placed: map[Controller]*hierarchy{},
 		proven: map[Controller]bool{},
@@ -84,7 +83,7 @@ func Probe() (*Host, error) {
 	if path.Base(h.v2own) == launcherName {
 		h.v2own = path.Dir(h.v2own)
 	}
-	last.host, last.groups, last.mounts = h, groups, mounts
+	last.host, last.groups = h, groups
 	return h, nil
 }
 

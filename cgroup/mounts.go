@@ -3,6 +3,8 @@ package cgroup
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -145,4 +147,48 @@ func (m mount) open(p string) (dir, error) {
 		return dir{}, fmt.Errorf("open the launcher's cgroup %s: %w", p, err)
 	}
 	return dir{fd, p}, nil
+}
+
+// A mountTable is what /proc/thread-self/mountinfo says around cgroups. The file
+// stays open, since the kernel tells by poll whether it would say anything else
+// now (proc_pid_mountinfo(5)): to format it takes longer than all the rest of a
+// Probe.
+type mountTable struct {
+	file      *os.File
+	namespace unix.Stat_t // that the file is of
+	lines     []byte
+}
+
+// refresh reads the table if it may have changed or if the calling thread is in
+// another mount namespace than last time. It tells whether the lines differ.
+func (t *mountTable) refresh() (changed bool, err error) {
+	var own unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/mnt", &own); err != nil {
+		return false, &os.PathError{Op: "stat", Path: "/proc/thread-self/ns/mnt", Err: err}
+	}
+	// The open file holds its namespace, so that the number is of no other.
+	if t.file != nil && own.Ino == t.namespace.Ino && own.Dev == t.namespace.Dev {
+		p := []unix.PollFd{{Fd: int32(t.file.Fd()), Events: unix.POLLPRI}}
+		if n, err := unix.Poll(p, 0); err == nil && n == 0 {
+			return false, nil
+		}
+	}
+	// Not by os.Open: the runtime would poll it, and each change is told once.
+	fd, err := unix.Open("/proc/thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, &os.PathError{Op: "open", Path: "/proc/thread-self/mountinfo", Err: err}
+	}
+	f := os.NewFile(uintptr(fd), "mountinfo")
+	table, err := io.ReadAll(f)
+	if err != nil {
+		f.Close()
+		return false, err
+	}
+	if t.file != nil {
+		t.file.Close()
+	}
+	// Mounts come and go on a host; few of them have to do with cgroups.
+	old := t.lines
+	t.file, t.namespace, t.lines = f, own, aroundCgroups(table)
+	return !bytes.Equal(old, t.lines), nil
 }

@@ -183,11 +183,7 @@ var moving sync.Mutex
 // a group of its own, because one with processes can have no controllers for its
 // children (cgroups(7), no internal processes). It is refused if the process has
 // children in its group by then.
-func MayMove() bool {
-	h, err := Probe()
-	if err != nil {
-		return false
-	}
+func (h *Host) MayMove() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	base, err := h.unified()

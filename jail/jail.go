@@ -117,7 +117,7 @@ func (j *Jail) supervise(ctx context.Context) {
 	}()
 
 	f := j.watch(ctx, messages)
-	usage := j.end()
+	usage := j.end(f.exited && f.left == 0)
 	if j.channels != nil {
 		// J9: a Result that was written before the end counts, also when
 		// the end was seen first.
@@ -286,13 +286,16 @@ func (j *Jail) drainResult(f *facts) {
 	}
 }
 
-// end kills whatever is left of the jail and reaps pid 1. It returns the
-// resources that the kernel counted for pid 1 and all that it reaped.
-func (j *Jail) end() syscall.Rusage {
+// end kills whatever is left of the jail and reaps pid 1; alone says that pid 1
+// was the last. It returns the resources that the kernel counted for pid 1 and
+// all that it reaped.
+func (j *Jail) end(alone bool) syscall.Rusage {
 	// The signal to pid 1 ends its pid namespace; the leaf's kill covers what
 	// may still be on its way into it. Both are by handle, never by number.
 	_ = signalPidfd(j.pidfd, unix.SIGKILL)
-	_ = j.leaf.Kill()
+	if !alone {
+		_ = j.leaf.Kill()
+	}
 	waitPidfd(j.pidfd)
 	_, usage, _ := reap(j.pid)
 	return usage

@@ -85,11 +85,11 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 
 // start makes a jail and releases its program or, in a pool, parks it.
 func start(ctx context.Context, spec Spec, park bool) (*Jail, error) {
-	collectOnce()
 	for again := false; ; again = true {
 		j := &Jail{spec: spec, kill: make(chan struct{}), done: make(chan struct{})}
 		err := j.setUp(ctx, park)
 		if err == nil {
+			collectOnce()
 			return j, nil
 		}
 		j.dismantle()
@@ -143,20 +143,29 @@ func (j *Jail) setUp(ctx context.Context, park bool) error {
 	if err != nil {
 		return err
 	}
-	first := !settled.Load() && cgroup.MayMove()
-	if first {
-		// A child would stand in the way.
-		if err := j.makeLeaf(); err != nil {
-			return err
-		}
+	var forked <-chan forkReply
+	if settled.Load() {
+		forked = fork(files)
 	}
-	forked := fork(files)
-	if !first {
-		err = j.makeLeaf()
+	host, err := cgroup.Probe()
+	switch {
+	case err != nil:
+		err = setupError("cgroup", err)
+	case forked == nil && !host.MayMove():
+		forked = fork(files)
+		fallthrough
+	default:
+		err = j.makeLeaf(host)
 	}
 	var template *rootfs.Template
 	if err == nil {
 		template, err = j.openTemplate()
+	}
+	if forked == nil {
+		if err != nil {
+			return err
+		}
+		forked = fork(files) // a child would have stood in the way before
 	}
 	f := <-forked
 	theirs.Close()
@@ -201,13 +210,9 @@ func (j *Jail) openTemplate() (*rootfs.Template, error) {
 
 // makeLeaf makes the leaf with the budget's limits. A host that cannot hold one
 // of them refuses the run, unless the spec gives that one up.
-func (j *Jail) makeLeaf() error {
-	host, err := cgroup.Probe()
-	if err != nil {
-		return setupError("cgroup", err)
-	}
+func (j *Jail) makeLeaf(host *cgroup.Host) error {
 	_, j.given = j.spec.unenforceable(false)
-	err = j.claimLeaf(host)
+	err := j.claimLeaf(host)
 	var missing *cgroup.UnsupportedError
 	if errors.As(err, &missing) {
 		var bad []Refusal
