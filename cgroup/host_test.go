@@ -184,6 +184,48 @@ func TestRefusedWithoutCgroupMounts(t *testing.T) {
 	refusals(t, controllers, "is not mounted", fixMount)
 }
 
+// The table of mounts is kept, and read again when the kernel says that it has
+// changed, or for a thread that lives in another namespace.
+func TestProbeSeesMountsChange(t *testing.T) {
+	if !inside(t, mountNS) {
+		return
+	}
+	mustMount(t, "", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")
+	h := probe(t)
+	if len(h.mounts) == 0 {
+		t.Fatal("no cgroup mounts")
+	}
+	dir := t.TempDir()
+	mustMount(t, "elsewhere", dir, "tmpfs", 0, "")
+	if probe(t) != h {
+		t.Error("a mount elsewhere made another Host")
+	}
+	for i := range 3 {
+		mustMount(t, "cover", h.mounts[0].point, "tmpfs", 0, "")
+		if probe(t) == h {
+			t.Errorf("round %d: a hierarchy was covered, and the Host is the same", i)
+		}
+		if err := unix.Unmount(h.mounts[0].point, 0); err != nil {
+			t.Fatal(err)
+		}
+		h = probe(t)
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range h.mounts {
+		if err := unix.Unmount(m.point, unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(probe(t).mounts); n != 0 {
+		t.Errorf("%d cgroup mounts in a namespace without any", n)
+	}
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // E5: read-only, as in a container.
 func TestRefusedReadOnly(t *testing.T) {
 	if !inside(t, mountNS) {

@@ -75,7 +75,7 @@ func Compile(p *Profile) (*Filter, error) {
 		if err != nil {
 			return nil, fmt.Errorf("compile seccomp profile: stage %d: %w", i, err)
 		}
-		prog = append(prog, link(code)...)
+		prog = append(prog, link(compress(code, i > 0))...)
 		if len(prog) >= maxInsns {
 			return nil, fmt.Errorf("%w: more than %d instructions", ErrProfile, maxInsns)
 		}
