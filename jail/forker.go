@@ -36,6 +36,7 @@ var forks = sync.OnceValue(func() chan<- forkRequest {
 	c := make(chan forkRequest, 64)
 	offMainThread(func() {
 		ahead, started := false, 0
+		_, _ = jailinit.Image() // is kept, and the error told at each fork
 		idle := time.NewTimer(time.Hour)
 		for {
 			select {

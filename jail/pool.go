@@ -33,7 +33,8 @@ type Pool struct {
 	work   sync.WaitGroup
 
 	mu     sync.Mutex
-	ready  []*Jail // the oldest first
+	ready  []*Jail     // the oldest first
+	timer  *time.Timer // of the next refill
 	making int
 	closed bool
 	err    error // of the last attempt to make one
@@ -186,7 +187,7 @@ func (p *Pool) take(spec *Spec, use Use) (*Jail, error) {
 	if !p.fits(spec, use) {
 		return nil, nil
 	}
-	defer p.refill()
+	defer p.replace()
 	for len(p.ready) > 0 {
 		j := p.ready[0]
 		p.ready[0] = nil
@@ -198,6 +199,27 @@ func (p *Pool) take(spec *Spec, use Use) (*Jail, error) {
 		p.work.Go(j.dismantle)
 	}
 	return nil, nil
+}
+
+// replaceAfter is how long after a take its replacement is begun: most runs of
+// parked jails are over by then, or wait for something.
+const replaceAfter = 3 * time.Millisecond
+
+// replace has the pool filled up: at once when it is empty. The caller holds the
+// lock.
+func (p *Pool) replace() {
+	if len(p.ready) == 0 {
+		p.refill()
+		return
+	}
+	if p.timer == nil {
+		p.timer = time.AfterFunc(replaceAfter, func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.timer = nil
+			p.refill()
+		})
+	}
 }
 
 // refill starts what it takes to fill the pool: as many at a time as there are

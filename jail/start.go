@@ -72,6 +72,7 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	forks() // whose thread is made meanwhile
 	if err := spec.preflight(); err != nil {
 		return nil, err
 	}
