@@ -15,7 +15,7 @@ FILTER      := seccomp/program_ahead.go
 MADE        := $(INIT) $(FILTER)
 TEST_TIMEOUT ?= 8m
 
-.PHONY: build run hostile test check bench fuzz integration vagrant vagrant-box setup setup-test setup-bench install clean
+.PHONY: build run hostile test check bench bench-peers fuzz integration vagrant vagrant-box setup setup-test setup-bench install clean
 
 build: setup $(MADE)
 	$(GO) build $(RELEASE) -o bin/jail ./cmd/jail
@@ -58,6 +58,13 @@ check: setup $(MADE)
 bench: setup-bench build
 	$(GO) run $(GOFLAGS_) ./integration/bench -jail bin/jail
 	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms -benchmem ./wire/... ./invoke ./seccomp ./cgroup
+
+# This project beside others that start sandboxes. Flags go into PEERS_FLAGS:
+# -quick, -only NAMES, -n ROUNDS.
+bench-peers: build
+	@./scripts/peers.sh
+	$(GO) build $(GOFLAGS_) -o build/bench-peers ./integration/peers
+	./build/bench-peers -json build/bench-peers.json -svg build/bench-peers.svg $(PEERS_FLAGS)
 
 # The tests on a real kernel with cgroup v2 only, in QEMU.
 integration: setup $(MADE)
