@@ -17,8 +17,9 @@
 //
 //   - spec.go: what is asked for, checked by itself
 //   - preflight.go: what this host can enforce; the table of "jail check"
-//   - start.go: template, leaf, descriptors, init
-//   - output.go: stdout and stderr, counted and capped
+//   - start.go, forker.go: template, leaf, descriptors, init
+//   - pool.go: jails that are made ahead
+//   - output.go, splice.go: stdout and stderr, counted and capped
 //   - channels.go: the guest's fds 3 and 4
 //   - jail.go: the running jail, its limits and its end
 //   - verdict.go, report.go: why it ended, and the whole account

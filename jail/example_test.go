@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"time"
 
 	"example.com/jail/guest/python"
 	"example.com/jail/invoke"
@@ -64,4 +65,38 @@ func ExampleScript() {
 	}
 	fmt.Println(report.Cause, string(report.Value), report.Calls.Accepted)
 	// Output: ok 300 2
+}
+
+// Guests that have been started, and have imported what programs need: a program
+// does not wait for its interpreter.
+func ExamplePool() {
+	ctx := context.Background()
+	pool, err := jail.NewPool(jail.Spec{
+		Args:   python.Argv(rootfs.FilesDir+"/"+python.FileName, "json", "re"),
+		Root:   rootfs.Config{Files: []rootfs.File{{Name: python.FileName, Data: python.Source}}},
+		Budget: jail.DefaultBudget(),
+		Script: &jail.Script{}, // each run brings its own
+	}, 2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer pool.Close()
+	if err := pool.Fill(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	budget := jail.DefaultBudget()
+	budget.WallClock = 5 * time.Second
+	report, err := pool.Run(ctx, jail.Use{
+		Budget: &budget,
+		Script: &jail.Script{Program: "import re\nlen(re.findall('a', 'banana'))"},
+	})
+	if err != nil {
+		fmt.Println("not started:", err)
+		return
+	}
+	fmt.Println(report.Cause, string(report.Value), pool.Stats().Taken)
+	// Output: ok 3 1
 }

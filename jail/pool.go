@@ -22,7 +22,8 @@ import (
 // there already. Without a Script a parked jail is complete but for its program;
 // with one, the guest has been started as well and waits for its Start. Each jail
 // is used once and then destroyed, and no guest is a copy of another one: each
-// was executed anew.
+// was executed anew. A parked jail shows the host's files as they were mounted
+// when it was made: after an update of the host's programs, make another Pool.
 //
 // A Pool is safe for concurrent use.
 type Pool struct {

@@ -378,7 +378,7 @@ func (j *Jail) encodeRequest() ([]byte, error) {
 	if b.OpenFiles > 0 {
 		r.OpenFiles = uint32(b.OpenFiles)
 	}
-	if b.CPUTime > 0 {
+	if b.CPUTime > 0 && !r.Park {
 		// For one process the kernel stops at the second; the budget over
 		// all of them is the launcher's to watch.
 		r.CPUSeconds = uint32(min(b.CPUTime/time.Second+2, 1<<30))
