@@ -198,6 +198,30 @@ func (h *Host) MayMove() bool {
 	return false
 }
 
+// Crowded tells whether the caller shares its own v2 group with other processes,
+// so that no leaf below it could have a controller, and returns that group's path.
+func (h *Host) Crowded() (group string, crowded bool) {
+	if !h.MayMove() {
+		return "", false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	base, err := h.unified()
+	if err != nil {
+		return "", false
+	}
+	if kind, err := kindOf(base.dir); err != nil || kind == "" {
+		return "", false
+	}
+	others := 0
+	err = base.dir.procs(func(pid int) {
+		if pid != os.Getpid() {
+			others++
+		}
+	})
+	return h.v2own, err == nil && others > 0
+}
+
 // stepAside enables something for the children of a cgroup that may hold no
 // processes for it. If the only one is the caller, it moves to a child first;
 // it is moved back if that does not help.

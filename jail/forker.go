@@ -35,7 +35,8 @@ const aheadAfter = 2 * time.Millisecond
 var forks = sync.OnceValue(func() chan<- forkRequest {
 	c := make(chan forkRequest, 64)
 	offMainThread(func() {
-		ahead, started := false, 0
+		// The first network namespace is made while the first run is prepared.
+		ahead, started := unix.Unshare(unix.CLONE_NEWNET) == nil, 0
 		_, _ = jailinit.Image() // is kept, and the error told at each fork
 		idle := time.NewTimer(time.Hour)
 		for {

@@ -56,6 +56,10 @@ var collectOnce = sync.OnceValue(func() <-chan struct{} {
 	return done
 })
 
+// Prepare begins what the first run of a process takes longest for, beside what
+// the caller does before its first [Start]. It need not be called.
+func Prepare() { forks() }
+
 // Settle waits until the first run's clean-up after dead launchers is done. A
 // program that runs one jail and exits calls it at its end.
 func Settle() { <-collectOnce() }
@@ -72,7 +76,7 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	forks() // whose thread is made meanwhile
+	Prepare()
 	if err := spec.preflight(); err != nil {
 		return nil, err
 	}

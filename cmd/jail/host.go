@@ -30,7 +30,10 @@ code is 1 if anything that is not optional cannot be enforced.
 Then tell where this host has the controllers of cgroups that the table rests on:
 v2 delegated here, v2 not delegated, v1 or absent.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := ownScope(c.Context()); err != nil {
+				fmt.Fprintf(a.stderr, "jail: %v\n", err)
+			}
 			table := jail.Preflight()
 			for _, row := range table {
 				if !row.Enforceable && !row.Optional {

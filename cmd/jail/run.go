@@ -162,6 +162,10 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 	if o.events != "" {
 		events = newEventStream(a.stdout, o.events)
 	}
+	if err := ownScope(ctx); err != nil {
+		fmt.Fprintf(a.stderr, "jail: %v\n", err)
+	}
+	jail.Prepare()
 	r, err := func() (*jail.Report, error) {
 		spec, closeImage, err := o.spec(ctx, a.progress())
 		if err != nil {
