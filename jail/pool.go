@@ -372,10 +372,7 @@ func (j *Jail) release(ctx context.Context, spec Spec) error {
 // yields tells whether parked jails are made at the lowest priority: not
 // if the launcher may not raise it again.
 var yields = sync.OnceValue(func() bool {
-	var head unix.CapUserHeader
-	var data [2]unix.CapUserData
-	head.Version = unix.LINUX_CAPABILITY_VERSION_3
-	if err := unix.Capget(&head, &data[0]); err != nil || data[0].Effective&(1<<unix.CAP_SYS_NICE) == 0 {
+	if have, err := capabilities(); err != nil || !have(unix.CAP_SYS_NICE) {
 		return false
 	}
 	_, err := os.Stat("/proc/thread-self/children") // CONFIG_PROC_CHILDREN
