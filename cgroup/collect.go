@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.com/jail/internal/faults"
 )
 
 // collectWithin bounds the removal of one leftover group.
@@ -35,6 +37,7 @@ func (h *Host) Collect() (removed []string, err error) {
 		}))
 		for _, name := range names {
 			ok, e := collect(b, name)
+			faults.Here("cgroup.collect")
 			if ok && !slices.Contains(removed, name) {
 				removed = append(removed, name)
 			}
@@ -70,6 +73,7 @@ func collect(b *hierarchy, name string) (bool, error) {
 	if !locked || !d.exists() {
 		return false, nil
 	}
+	faults.Here("cgroup.collect.lock")
 	ctx, cancel := context.WithTimeout(context.Background(), collectWithin)
 	defer cancel()
 	if err := remove(ctx, []*part{{base: b, dir: d, name: name}}); err != nil {

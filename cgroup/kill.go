@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.com/jail/internal/faults"
 )
 
 func native(b [8]byte) uint64 { return binary.NativeEndian.Uint64(b[:]) }
@@ -321,6 +323,7 @@ func remove(ctx context.Context, parts []*part) error {
 				continue
 			}
 			p.gone.Store(true)
+			faults.Here("cgroup.remove")
 		}
 		if errs == nil {
 			return nil

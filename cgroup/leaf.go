@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.com/jail/internal/faults"
 )
 
 // A Leaf is the group of one run: a directory of one name in each hierarchy
@@ -190,18 +192,21 @@ func newLeaf(name string, l Limits, plan []place) (_ *Leaf, err error) {
 			return nil, refuse(pl, pl.controllers, err)
 		}
 		leaf.parts = append(leaf.parts, p)
+		faults.Here("cgroup.part")
 		for _, c := range pl.controllers {
 			as, err := pl.base.version.limit(p.dir, c, l)
 			if err != nil {
 				return nil, refuse(pl, []Controller{c}, err)
 			}
 			leaf.applied = append(leaf.applied, as...)
+			faults.Here("cgroup.limit")
 			switch c {
 			case Memory:
 				if leaf.watch, err = pl.base.version.watch(pl.base, p.dir); err != nil {
 					return nil, refuse(pl, []Controller{c}, err)
 				}
 				leaf.mem = p
+				faults.Here("cgroup.watch")
 			case CPUAcct:
 				leaf.acct = p
 			}
@@ -210,6 +215,7 @@ func newLeaf(name string, l Limits, plan []place) (_ *Leaf, err error) {
 		if err != nil {
 			return nil, refuse(pl, pl.controllers, err)
 		}
+		faults.Here("cgroup.enter")
 		if (pl.base.version == v2{}) {
 			leaf.start = f
 		} else {
@@ -255,9 +261,11 @@ func claim(pl place, name string) (*part, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make cgroup %s: %w", path, err)
 		}
+		faults.Here("cgroup.mkdir")
 		if p.dir, err = pl.base.dir.sub(name); err == nil {
 			var locked bool
 			if locked, err = p.dir.lockUntil(end); locked {
+				faults.Here("cgroup.lock")
 				return p, nil
 			}
 			p.dir.close()

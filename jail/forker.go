@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.com/jail/internal/faults"
 	"example.com/jail/jail/jailinit"
 )
 
@@ -55,6 +56,7 @@ var forks = sync.OnceValue(func() chan<- forkRequest {
 				// The thread is locked for ever: no other goroutine ever runs
 				// in that namespace.
 				ahead = unix.Unshare(unix.CLONE_NEWNET) == nil
+				faults.Here("jail.ahead")
 			}
 		}
 	})
@@ -88,6 +90,7 @@ func offMainThread(f func()) {
 func fork(files []*os.File) <-chan forkReply {
 	reply := make(chan forkReply, 1)
 	forks() <- forkRequest{files, reply}
+	faults.Here("jail.fork")
 	return reply
 }
 
@@ -123,6 +126,7 @@ func forkInit(files []*os.File, network bool) (int, error) {
 		},
 	}
 	pid, err := syscall.ForkExec(path, argv, &attr)
+	faults.Here("jail.exec")
 	runtime.KeepAlive(files)
 	if err != nil {
 		return 0, fmt.Errorf("fork init: %w", err)

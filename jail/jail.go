@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/jail/cgroup"
+	"example.com/jail/internal/faults"
 	"example.com/jail/jail/jailinit"
 	"example.com/jail/seccomp"
 	"example.com/jail/wire"
@@ -116,7 +117,9 @@ func (j *Jail) supervise(ctx context.Context) {
 		}
 	}()
 
+	faults.Here("jail.watch")
 	f := j.watch(ctx, messages)
+	faults.Here("jail.decided")
 	usage := j.end(f.exited && f.left == 0)
 	if j.channels != nil {
 		// J9: a Result that was written before the end counts, also when
@@ -139,11 +142,13 @@ func (j *Jail) supervise(ctx context.Context) {
 		j.stdin.Close()
 	}
 	j.report = j.account(f, usage, ledger)
+	faults.Here("jail.account")
 	j.control.Close()
 	j.pidfd.Close()
 	if err := removeLeaf(j.leaf); err != nil && j.report.Error == "" {
 		j.report.Error = err.Error()
 	}
+	faults.Here("jail.removed")
 	close(j.done)
 }
 
@@ -293,11 +298,15 @@ func (j *Jail) end(alone bool) syscall.Rusage {
 	// The signal to pid 1 ends its pid namespace; the leaf's kill covers what
 	// may still be on its way into it. Both are by handle, never by number.
 	_ = signalPidfd(j.pidfd, unix.SIGKILL)
+	faults.Here("jail.signal")
 	if !alone {
 		_ = j.leaf.Kill()
 	}
+	faults.Here("jail.kill")
 	waitPidfd(j.pidfd)
+	faults.Here("jail.reap")
 	_, usage, _ := reap(j.pid)
+	faults.Here("jail.reaped")
 	return usage
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"example.com/jail/internal/faults"
 	"example.com/jail/jail/jailinit"
 )
 
@@ -129,6 +130,7 @@ func (p *Pool) Start(ctx context.Context, use Use) (*Jail, error) {
 	}
 	if j != nil {
 		if err = j.release(ctx, spec); err == nil {
+			faults.Here("pool.release")
 			p.count(&p.stats.Taken)
 			go j.supervise(ctx)
 			return j, nil
@@ -194,6 +196,7 @@ func (p *Pool) take(spec *Spec, use Use) (*Jail, error) {
 		p.ready[0] = nil
 		p.ready = p.ready[1:]
 		if j.healthy() {
+			faults.Here("pool.take")
 			return j, nil
 		}
 		p.stats.Discarded++
@@ -241,6 +244,7 @@ func (p *Pool) make() {
 		j, err := start(p.ctx, p.spec, true)
 		if err == nil && j.channels != nil {
 			err = j.settle(p.ctx)
+			faults.Here("pool.settle")
 		}
 		if err != nil && j != nil {
 			j.dismantle()
@@ -254,6 +258,7 @@ func (p *Pool) make() {
 		p.mu.Lock()
 		if err == nil {
 			p.ready = append(p.ready, j)
+			faults.Here("pool.ready")
 		}
 		p.err = err
 		close(p.changed)
@@ -308,6 +313,7 @@ func (p *Pool) Stats() PoolStats {
 // begun go on. It may be called again.
 func (p *Pool) Close() {
 	p.cancel()
+	faults.Here("pool.cancel")
 	p.mu.Lock()
 	p.closed = true
 	ready := p.ready
@@ -317,6 +323,7 @@ func (p *Pool) Close() {
 		p.work.Go(j.dismantle)
 	}
 	p.work.Wait()
+	faults.Here("pool.close")
 	// One that was made meanwhile.
 	p.mu.Lock()
 	ready, p.ready = p.ready, nil
@@ -344,6 +351,7 @@ func (j *Jail) release(ctx context.Context, spec Spec) error {
 	if err := j.leaf.Limit(j.limits()); err != nil {
 		return setupError("cgroup", err)
 	}
+	faults.Here("pool.limit")
 	j.budget = j.budgetLines()
 	j.readBack(j.tmp)
 	j.allow = newAllowance(spec.Budget.MaxOutput)
@@ -355,6 +363,7 @@ func (j *Jail) release(ctx context.Context, spec Spec) error {
 	if err := j.priority(0); err != nil {
 		return setupError("priority", err)
 	}
+	faults.Here("pool.priority")
 	if j.channels == nil {
 		return j.handshake(ctx, nil)
 	}
@@ -366,6 +375,7 @@ func (j *Jail) release(ctx context.Context, spec Spec) error {
 	if _, err := j.control.Write(jailinit.Unpark(wall)); err != nil {
 		return setupError("control", err)
 	}
+	faults.Here("pool.unpark")
 	return nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/jail/cgroup"
+	"example.com/jail/internal/faults"
 	"example.com/jail/jail/jailinit"
 	"example.com/jail/rootfs"
 	"example.com/jail/seccomp"
@@ -148,6 +149,7 @@ func (j *Jail) setUp(ctx context.Context, park bool) error {
 	if err != nil {
 		return err
 	}
+	faults.Here("jail.descriptors")
 	var forked <-chan forkReply
 	if settled.Load() {
 		forked = fork(files)
@@ -173,6 +175,7 @@ func (j *Jail) setUp(ctx context.Context, park bool) error {
 		forked = fork(files) // a child would have stood in the way before
 	}
 	f := <-forked
+	faults.Here("jail.forked")
 	theirs.Close()
 	if f.err == nil {
 		j.stager = f.pid
@@ -198,6 +201,7 @@ func (j *Jail) openTemplate() (*rootfs.Template, error) {
 		}
 		return nil, setupError(stageTemplate, err)
 	}
+	faults.Here("jail.template")
 	j.filter = j.spec.Seccomp
 	if j.filter == nil {
 		if j.filter, err = defaultFilter(); err != nil {
@@ -231,6 +235,7 @@ func (j *Jail) makeLeaf(host *cgroup.Host) error {
 	}
 	j.budget = j.budgetLines()
 	settled.Store(true)
+	faults.Here("jail.leaf")
 	return nil
 }
 
@@ -442,6 +447,7 @@ func (j *Jail) converse(request []byte, files []*os.File) error {
 			return setupError("control", err)
 		}
 	}
+	faults.Here("jail.sent")
 	for {
 		m, err := j.receive()
 		if err != nil {
@@ -452,12 +458,15 @@ func (j *Jail) converse(request []byte, files []*os.File) error {
 			if err := j.adopt(int(m.A)); err != nil {
 				return setupError("clone", err)
 			}
+			faults.Here("jail.child")
 			continue
 		case jailinit.Failed:
 			return j.initFault(m)
 		case jailinit.Held:
+			faults.Here("jail.held")
 		case jailinit.Started:
 			j.released = int64(m.T)
+			faults.Here("jail.started")
 		default:
 			return setupError("control", fmt.Errorf("unexpected message %d of the init", m.Kind))
 		}
@@ -467,6 +476,7 @@ func (j *Jail) converse(request []byte, files []*os.File) error {
 				return setupError("clone", fmt.Errorf("wait for the stager: %w", err))
 			}
 			j.stager = 0
+			faults.Here("jail.stager")
 		}
 		return nil
 	}
@@ -495,6 +505,7 @@ func sendFiles(socket *os.File, b []byte, files []*os.File) error {
 			return err
 		}
 		b = b[n:]
+		faults.Here("jail.sending")
 	}
 	_, err := socket.Write(b)
 	return err
@@ -621,6 +632,7 @@ func (j *Jail) dismantle() {
 		_ = unix.Kill(j.pid, unix.SIGKILL)
 		_, _, _ = reap(j.pid)
 	}
+	faults.Here("jail.dismantle")
 	if j.pidfd != nil {
 		j.pidfd.Close()
 	}
@@ -638,6 +650,7 @@ func (j *Jail) dismantle() {
 	if j.channels != nil {
 		j.channels.close()
 	}
+	faults.Here("jail.dismantle.leaf")
 	if j.leaf != nil {
 		_ = j.leaf.Kill()
 		_ = removeLeaf(j.leaf)

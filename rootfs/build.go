@@ -20,6 +20,8 @@ import (
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // runs before Go in libcontainer's own child
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"example.com/jail/internal/faults"
 )
 
 // How the helper knows itself: by argv[0] and by an environment variable, both.
@@ -36,6 +38,8 @@ func init() {
 	if os.Getenv("_LIBCONTAINER_INITPIPE") != "" && len(os.Args) > 1 && os.Args[1] == "init" {
 		runtime.GOMAXPROCS(1)
 		runtime.LockOSThread()
+		// It will wait for its exec: for ever, if the helper is killed.
+		_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 		libcontainer.Init()
 	}
 	if os.Getenv(helperEnv) != "1" {
@@ -79,7 +83,7 @@ func (p *plan) build(work string) (ns *os.File, err error) {
 	cmd := exec.Cmd{
 		Path:       "/proc/self/exe",
 		Args:       []string{helperName},
-		Env:        []string{helperEnv + "=1", helperWork + "=" + work, "GOMAXPROCS=2", "GOGC=off"},
+		Env:        append(faults.Env(), helperEnv+"=1", helperWork+"="+work, "GOMAXPROCS=2", "GOGC=off"),
 		Stdin:      strings.NewReader(string(in)),
 		Stderr:     &stderr,
 		ExtraFiles: []*os.File{theirs},
@@ -95,6 +99,7 @@ func (p *plan) build(work string) (ns *os.File, err error) {
 		return nil, fmt.Errorf("start template helper: %w", err)
 	}
 	theirs.Close()
+	faults.Here("rootfs.helper")
 	ended := make(chan error, 1)
 	go func() {
 		kill := time.AfterFunc(helperTimeout, func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
@@ -103,6 +108,7 @@ func (p *plan) build(work string) (ns *os.File, err error) {
 	}()
 
 	r, fd, err := receiveReply(ours)
+	faults.Here("rootfs.reply")
 	switch {
 	case err != nil:
 		err = fmt.Errorf("template helper: %w (%v): %s", err, <-ended, stderr.String())
@@ -169,12 +175,15 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 
 func helper() {
 	logrus.SetOutput(io.Discard)
+	// As the launcher does, which may be gone by then.
+	time.AfterFunc(helperTimeout, func() { os.Exit(1) })
 	var p plan
 	var r reply
 	ns, end := -1, func() {}
 	err := json.NewDecoder(os.Stdin).Decode(&p)
 	if err == nil {
 		ns, end, err = p.construct(os.Getenv(helperWork))
+		faults.Here("helper.construct")
 	}
 	// After the reply: nobody waits for the clean-up.
 	defer end()
@@ -190,6 +199,7 @@ func helper() {
 	b, _ := json.Marshal(r) // strings and booleans only
 	// A launcher that is gone wants no reply.
 	_ = unix.Sendmsg(helperSocket, b, oob, nil, unix.MSG_NOSIGNAL)
+	faults.Here("helper.send")
 	unix.Close(helperSocket)
 }
 
@@ -201,6 +211,7 @@ func (p *plan) construct(work string) (ns int, end func(), err error) {
 	if err := mount("tmpfs", work, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return -1, end, err
 	}
+	faults.Here("helper.work")
 	root, dev, state := filepath.Join(work, "root"), filepath.Join(work, "dev"), filepath.Join(work, "state")
 	for _, d := range []string{root, dev, state} {
 		if err := os.Mkdir(d, 0o755); err != nil {
@@ -210,9 +221,11 @@ func (p *plan) construct(work string) (ns int, end func(), err error) {
 	if err := p.layDev(dev); err != nil {
 		return -1, end, fmt.Errorf("make /dev: %w", err)
 	}
+	faults.Here("helper.dev")
 	if err := p.layRoot(root); err != nil {
 		return -1, end, err
 	}
+	faults.Here("helper.root")
 	if err := p.checkTargets(root); err != nil {
 		return -1, end, err
 	}
@@ -221,24 +234,29 @@ func (p *plan) construct(work string) (ns int, end func(), err error) {
 		if p.Binds[i].IDMap, err = p.idmapWorks(p.Binds[i]); err != nil {
 			return -1, end, err
 		}
+		faults.Here("helper.idmap")
 	}
 
 	if err := readOnlyCgroups(); err != nil {
 		return -1, end, err
 	}
+	faults.Here("helper.cgroups")
 	c, err := libcontainer.Create(state, "template", p.config(root, dev))
 	if err != nil {
 		return -1, end, fmt.Errorf("create template: %w", err)
 	}
+	faults.Here("helper.create")
 	no := false
 	process := &libcontainer.Process{Args: []string{"/proc/self/exe"}, Env: []string{}, Cwd: "/", Init: true, NoNewPrivileges: &no}
 	if err := c.Start(process); err != nil {
 		return -1, end, fmt.Errorf("build template: %w", err)
 	}
+	faults.Here("helper.start")
 	// It waits at its exec fifo with the root complete, and is never let on.
 	end = func() {
 		_ = process.Signal(unix.SIGKILL)
 		_, _ = process.Wait()
+		faults.Here("helper.end")
 	}
 	pid, err := process.Pid()
 	if err != nil {
@@ -528,6 +546,7 @@ func (p *plan) ownerNamespace(id identity) (int, error) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
+	faults.Here("helper.owner")
 	name := fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -10,10 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"example.com/jail/internal/faults"
 )
 
 // DefaultDir is where pins are kept. It belongs to root alone.
@@ -128,15 +131,13 @@ func (c *Cache) Discard(cfg Config) error {
 	c.mu.Lock()
 	delete(c.built, name)
 	c.mu.Unlock()
-	d, err := openPinDir(c.dir())
+	d, err := lockPinDir(c.dir())
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	if err := d.lock(); err != nil {
-		return err
-	}
 	d.unpin(name)
+	faults.Here("pins.discard")
 	return nil
 }
 
@@ -154,25 +155,30 @@ func (c *Cache) obtain(p *plan, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	ns := d.pinned(name)
+	d.Close()
+	if ns != nil {
+		return ns, nil
+	}
+	if d, err = lockPinDir(c.dir()); err != nil {
+		return nil, err
+	}
 	defer d.Close()
 	if ns := d.pinned(name); ns != nil {
 		return ns, nil
 	}
-	if err := d.lock(); err != nil {
-		return nil, err
-	}
-	if ns := d.pinned(name); ns != nil {
-		return ns, nil
-	}
-	ns, err := p.build(c.dir())
+	faults.Here("pins.lock")
+	ns, err = p.build(c.dir())
 	if err != nil {
 		return nil, err
 	}
+	faults.Here("pins.built")
 	// The descriptor is the pin that counts. Outside of the initial mount
 	// namespace the bind fails at random on Linux 6.18 (the kernel's loop
 	// check compares namespace ids that it hands out in per-CPU batches), and
 	// then later processes build the template again.
 	_ = d.pin(name, ns)
+	faults.Here("pins.pinned")
 	return ns, nil
 }
 
@@ -187,48 +193,91 @@ type pinDir struct {
 // that is not root's alone. It is a private mount of its own, since a mount
 // namespace cannot be pinned below a shared one.
 func openPinDir(path string) (*pinDir, error) {
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, fmt.Errorf("make template directory: %w", err)
-	}
-	open := func() (*pinDir, *unix.Statx_t, error) {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	for {
+		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("make template directory: %w", err)
+		}
+		faults.Here("pins.mkdir")
+		d, mounted, err := openOnce(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a collection has removed it
+		}
+		if err != nil || mounted {
+			return d, err
+		}
+		err = d.mount()
+		d.Close()
 		if err != nil {
-			return nil, nil, &os.PathError{Op: "open template directory", Path: path, Err: err}
+			return nil, err
 		}
-		var st unix.Statx_t
-		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &st); err != nil {
-			unix.Close(fd)
-			return nil, nil, &os.PathError{Op: "statx", Path: path, Err: err}
-		}
-		if st.Uid != 0 || st.Mode&0o7777 != 0o700 {
-			unix.Close(fd)
-			return nil, nil, fmt.Errorf("template directory %s has owner %d and mode %#o, want 0 and 0700: remove it or set another", path, st.Uid, st.Mode&0o7777)
-		}
-		return &pinDir{fd: fd, path: path}, &st, nil
 	}
-	d, st, err := open()
-	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
-		return d, err
+}
+
+// lockPinDir opens the directory and locks it. What it waited for may have been
+// a collection, which removes the directory: then it is made anew.
+func lockPinDir(path string) (*pinDir, error) {
+	for {
+		d, err := openPinDir(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.lock(); err != nil {
+			d.Close()
+			return nil, err
+		}
+		if d.current() {
+			return d, nil
+		}
+		d.Close()
 	}
+}
+
+// openOnce opens what is there, and tells whether it is a mount.
+func openOnce(path string) (_ *pinDir, mounted bool, err error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, false, &os.PathError{Op: "open template directory", Path: path, Err: err}
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &st); err != nil {
+		unix.Close(fd)
+		return nil, false, &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	if st.Uid != 0 || st.Mode&0o7777 != 0o700 {
+		unix.Close(fd)
+		return nil, false, fmt.Errorf("template directory %s has owner %d and mode %#o, want 0 and 0700: remove it or set another", path, st.Uid, st.Mode&0o7777)
+	}
+	return &pinDir{fd: fd, path: path}, st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+}
+
+// mount makes the directory a mount, unless somebody else did or removed it.
+func (d *pinDir) mount() error {
 	// The lock is on the inode, which the mount shares.
 	if err := d.lock(); err != nil {
-		d.Close()
-		return nil, err
+		return err
 	}
-	defer d.Close()
-	again, st, err := open()
-	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
-		return again, err
+	if !d.current() {
+		return nil
 	}
-	again.Close()
-	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
-		return nil, &os.PathError{Op: "bind template directory", Path: path, Err: err}
+	faults.Here("pins.dir.lock")
+	if err := unix.Mount(d.path, d.path, "", unix.MS_BIND, ""); err != nil {
+		return &os.PathError{Op: "bind template directory", Path: d.path, Err: err}
 	}
-	if err := unix.Mount("", path, "", unix.MS_PRIVATE, ""); err != nil {
-		return nil, &os.PathError{Op: "make template directory private", Path: path, Err: err}
+	faults.Here("pins.dir.bind")
+	if err := unix.Mount("", d.path, "", unix.MS_PRIVATE, ""); err != nil {
+		return &os.PathError{Op: "make template directory private", Path: d.path, Err: err}
 	}
-	mounted, _, err := open()
-	return mounted, err
+	faults.Here("pins.dir.private")
+	return nil
+}
+
+// current tells whether the path leads to this very directory and mount.
+func (d *pinDir) current() bool {
+	const mask = unix.STATX_INO | unix.STATX_MNT_ID
+	var mine, there unix.Statx_t
+	return unix.Statx(d.fd, "", unix.AT_EMPTY_PATH, mask, &mine) == nil &&
+		unix.Statx(unix.AT_FDCWD, d.path, unix.AT_SYMLINK_NOFOLLOW, mask, &there) == nil &&
+		mine.Ino == there.Ino && mine.Mnt_id == there.Mnt_id
 }
 
 // Close gives up the handle and the lock.
@@ -383,6 +432,7 @@ func (d *pinDir) evict() error {
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(used[a], used[b]) })
 	for len(names) >= maxPins {
 		d.unpin(names[0])
+		faults.Here("pins.evict")
 		names = names[1:]
 	}
 	return nil
@@ -403,7 +453,9 @@ func (d *pinDir) names() ([]string, error) {
 	}
 	var names []string
 	for _, n := range all {
-		if _, err := hex.DecodeString(n); err == nil && len(n) == nameLen {
+		// A launcher that was killed may have left a record without a pin.
+		n = strings.TrimSuffix(n, ".json")
+		if _, err := hex.DecodeString(n); err == nil && len(n) == nameLen && !slices.Contains(names, n) {
 			names = append(names, n)
 		}
 	}
@@ -435,6 +487,7 @@ func (d *pinDir) pin(name string, ns *os.File) error {
 		if err != nil {
 			return &os.PathError{Op: "make", Path: filepath.Join(d.path, f.name), Err: err}
 		}
+		faults.Here("pins.pin.make")
 		err = unix.Fchmod(fd, 0o600)
 		if err == nil && len(f.text) > 0 {
 			_, err = unix.Write(fd, f.text)
@@ -444,13 +497,21 @@ func (d *pinDir) pin(name string, ns *os.File) error {
 			d.unpin(name)
 			return &os.PathError{Op: "write", Path: filepath.Join(d.path, f.name), Err: err}
 		}
+		faults.Here("pins.pin.write")
 	}
-	target := fmt.Sprintf("/proc/thread-self/fd/%d/%s", d.fd, name)
+	// The directory is shared if a launcher was killed right after it bound it.
+	dir := fmt.Sprintf("/proc/thread-self/fd/%d", d.fd)
+	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
+		d.unpin(name)
+		return &os.PathError{Op: "make template directory private", Path: d.path, Err: err}
+	}
+	target := dir + "/" + name
 	source := fmt.Sprintf("/proc/thread-self/fd/%d", ns.Fd())
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		d.unpin(name)
 		return &os.PathError{Op: "pin template at", Path: filepath.Join(d.path, name), Err: err}
 	}
+	faults.Here("pins.pin.bind")
 	return nil
 }
 
@@ -460,10 +521,12 @@ func (d *pinDir) unpin(name string) {
 	target := fmt.Sprintf("/proc/thread-self/fd/%d/%s", d.fd, name)
 	for unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) == nil {
 	}
+	faults.Here("pins.unpin.unmount")
 	for _, n := range []string{name, name + ".json"} {
 		if err := unix.Unlinkat(d.fd, n, 0); errors.Is(err, unix.EISDIR) {
 			_ = unix.Unlinkat(d.fd, n, unix.AT_REMOVEDIR)
 		}
+		faults.Here("pins.unpin.unlink")
 	}
 }
 
@@ -474,26 +537,27 @@ func (c *Cache) Drop() ([]string, error) {
 	if _, err := os.Lstat(c.dir()); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	d, err := openPinDir(c.dir())
+	d, err := lockPinDir(c.dir())
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	if err := d.lock(); err != nil {
-		return nil, err
-	}
+	faults.Here("pins.drop.lock")
 	dropped, err := d.names()
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range dropped {
 		d.unpin(name)
+		faults.Here("pins.drop.unpin")
 	}
 	if err := unix.Unmount(c.dir(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 		return dropped, &os.PathError{Op: "unmount", Path: c.dir(), Err: err}
 	}
+	faults.Here("pins.drop.unmount")
 	if err := os.Remove(c.dir()); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, os.ErrNotExist) {
 		return dropped, err
 	}
+	faults.Here("pins.drop.remove")
 	return dropped, nil
 }

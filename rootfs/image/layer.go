@@ -18,6 +18,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
+
+	"example.com/jail/internal/faults"
 )
 
 // packing is how an archive is compressed. Its first bytes tell, whatever its
@@ -167,6 +169,7 @@ func (u *unpacker) unpack(at int, src *source, t *target) error {
 		defer unix.Close(*fd)
 	}
 
+	faults.Here("image.root")
 	x := &extractor{tree: tr, left: &written, limit: u.limits.bytes}
 	// Each of the two readings may see as much as the image may have.
 	scan, apply := u.limits, u.limits
@@ -181,13 +184,16 @@ func (u *unpacker) unpack(at int, src *source, t *target) error {
 		if err := u.layer(src, i, l, &apply, x.entry); err != nil {
 			return err
 		}
+		faults.Here("image.layer")
 	}
 	if err := x.finish(t.config.Config.WorkingDir); err != nil {
 		return err
 	}
+	faults.Here("image.finish")
 	if err := removeAll(at, trashName); err != nil {
 		return err
 	}
+	faults.Here("image.trash")
 	return writeRecord(at, record{Digest: t.digest.String(), Env: t.config.Config.Env, WorkingDir: t.config.Config.WorkingDir})
 }
 
@@ -201,6 +207,7 @@ func writeRecord(at int, r record) error {
 		return &os.PathError{Op: "make", Path: recordName, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), recordName)
+	faults.Here("image.record")
 	defer f.Close()
 	if _, err := f.Write(text); err != nil {
 		return err
@@ -208,6 +215,7 @@ func writeRecord(at int, r record) error {
 	if err := own(at, recordName, 0o600); err != nil {
 		return &os.PathError{Op: "set owner of", Path: recordName, Err: err}
 	}
+	faults.Here("image.record.owner")
 	return f.Close()
 }
 

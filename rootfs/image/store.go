@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"example.com/jail/internal/faults"
 )
 
 // DefaultDir is the store of the command line.
@@ -114,6 +116,7 @@ func (s *Store) open(ctx context.Context, ref string) (*Image, error) {
 	if err := os.Mkdir(s.dir(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("make image store: %w", err)
 	}
+	faults.Here("image.dir")
 	d, err := openStoreDir(s.dir())
 	if err != nil {
 		return nil, err
@@ -152,6 +155,7 @@ func (s *Store) open(ctx context.Context, ref string) (*Image, error) {
 	img, err := s.obtain(d, name, u, src, t)
 	if err == nil && memo != "" && src.unchanged() {
 		d.memorize(memo, name)
+		faults.Here("image.memo")
 	}
 	return img, err
 }
@@ -178,11 +182,13 @@ func (s *Store) obtain(d *storeDir, name string, u *unpacker, src *source, t *ta
 		}
 		err = u.unpack(fd, src, t)
 		if err == nil {
+			faults.Here("image.unpack")
 			err = os.NewSyscallError("rename unpacked image", unix.Renameat2(d.fd, halfPrefix+name, d.fd, name, unix.RENAME_NOREPLACE))
 		}
 		if err != nil {
 			err = errors.Join(err, removeAll(d.fd, halfPrefix+name))
 		}
+		faults.Here("image.publish")
 		// The lock goes with it; lookup takes a shared one.
 		unix.Close(fd)
 		if err != nil {
@@ -211,6 +217,7 @@ func (s *Store) Drop() ([]string, error) {
 		return nil, err
 	}
 	for _, name := range names {
+		faults.Here("image.drop")
 		gone, err := d.discard(ctx, name)
 		if err != nil {
 			return dropped, err
@@ -229,6 +236,7 @@ func (s *Store) Drop() ([]string, error) {
 			_ = unix.Unlinkat(d.fd, memo, 0)
 		}
 	}
+	faults.Here("image.drop.memo")
 	return dropped, d.sweep(ctx)
 }
 
@@ -482,10 +490,12 @@ func (d *storeDir) reserve(ctx context.Context, name string) (int, error) {
 	if err != nil {
 		return -1, &os.PathError{Op: "make", Path: filepath.Join(d.path, half), Err: err}
 	}
+	faults.Here("image.reserve")
 	fd, busy, err := d.claim(half, unix.LOCK_EX)
 	if err != nil || busy || fd < 0 {
 		return -1, errors.Join(fmt.Errorf("lock %s: busy %t: %w", half, busy, err), unix.Unlinkat(d.fd, half, unix.AT_REMOVEDIR))
 	}
+	faults.Here("image.reserve.lock")
 	return fd, nil
 }
 
@@ -515,6 +525,7 @@ func (d *storeDir) discard(ctx context.Context, name string) (gone bool, err err
 			return false, &os.PathError{Op: "remove", Path: filepath.Join(d.path, name), Err: err}
 		}
 	}
+	faults.Here("image.discard")
 	d.unlock()
 	return true, removeAll(d.fd, away)
 }
@@ -548,6 +559,7 @@ func (d *storeDir) sweep(ctx context.Context) error {
 			stale[name] = fd
 		}
 	}
+	faults.Here("image.sweep")
 	d.unlock()
 	for name := range stale {
 		if err := removeAll(d.fd, name); err != nil {
@@ -568,10 +580,12 @@ func (d *storeDir) scratch(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "make", Path: filepath.Join(d.path, name), Err: err}
 	}
+	faults.Here("image.spool")
 	if err := unix.Unlinkat(d.fd, name, 0); err != nil {
 		unix.Close(fd)
 		return nil, &os.PathError{Op: "unlink", Path: filepath.Join(d.path, name), Err: err}
 	}
+	faults.Here("image.spool.unlink")
 	return os.NewFile(uintptr(fd), name), nil
 }
 
@@ -600,6 +614,7 @@ func (d *storeDir) recall(memo string) string {
 func (d *storeDir) memorize(memo, name string) {
 	if d.recall(memo) != name {
 		_ = unix.Unlinkat(d.fd, memo, 0)
+		faults.Here("image.memo.unlink")
 		_ = unix.Symlinkat(name, d.fd, memo)
 	}
 }
