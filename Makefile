@@ -44,6 +44,8 @@ run: build
 hostile: build
 	./scripts/hostile.sh
 
+# On this host, then what depends on cgroups in a machine with cgroup v2 only, in
+# QEMU. JAIL_NO_VM=1 does without the machine, and so without cgroup v2.
 test: setup-test check
 	./scripts/test.sh $(TEST_TIMEOUT)
 
@@ -56,7 +58,8 @@ check: setup $(MADE)
 	@if command -v vagrant >/dev/null 2>&1; then ./scripts/vagrant.sh validate; fi
 
 bench: setup-bench build
-	$(GO) run $(GOFLAGS_) ./integration/bench -jail bin/jail
+	$(GO) build $(GOFLAGS_) -o build/bench ./integration/bench
+	./build/bench -jail bin/jail $(BENCH_FLAGS)
 	$(GO) test $(GOFLAGS_) -run '^$$' -bench . -benchtime 300ms -benchmem ./wire/... ./invoke ./seccomp ./cgroup
 
 # This project beside others that start sandboxes. Flags go into PEERS_FLAGS:
@@ -66,7 +69,7 @@ bench-peers: build
 	$(GO) build $(GOFLAGS_) -o build/bench-peers ./integration/peers
 	./build/bench-peers -json build/bench-peers.json -svg build/bench-peers.svg $(PEERS_FLAGS)
 
-# The tests on a real kernel with cgroup v2 only, in QEMU.
+# The machine's tests alone, in full.
 integration: setup $(MADE)
 	./scripts/integration.sh
 

@@ -320,12 +320,39 @@ func (l *Leaf) Applied() []Applied {
 // Dir returns the leaf's v2 directory, opened for CLONE_INTO_CGROUP
 // (syscall.SysProcAttr.CgroupFD), or nil on a host without v2. The Leaf closes
 // it. It does not carry the lock, so a child may inherit it.
-func (l *Leaf) Dir() *os.File { return l.start }
+func (l *Leaf) Dir() *os.File {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.start
+}
 
 // Tasks returns the open tasks files of the leaf's v1 parts, none on v2 alone.
 // To join the leaf a process with a single thread writes "0" to each of them,
 // besides being cloned into Dir. The Leaf closes them.
-func (l *Leaf) Tasks() []*os.File { return slices.Clone(l.tasks) }
+func (l *Leaf) Tasks() []*os.File {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.Clone(l.tasks)
+}
+
+// Entered closes what [Leaf.Dir] and [Leaf.Tasks] have returned: the leaf has its
+// processes. A launcher of many jails has that many descriptors less for each
+// fork to copy.
+func (l *Leaf) Entered() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closeEntries()
+}
+
+func (l *Leaf) closeEntries() {
+	for _, f := range l.tasks {
+		f.Close()
+	}
+	if l.start != nil {
+		l.start.Close()
+	}
+	l.tasks, l.start = nil, nil
+}
 
 // use keeps the handles open until the returned function is called.
 func (l *Leaf) use() (func(), error) {
@@ -483,12 +510,7 @@ func (l *Leaf) Close() error {
 	if l.watch != nil {
 		l.watch.close()
 	}
-	for _, f := range l.tasks {
-		f.Close()
-	}
-	if l.start != nil {
-		l.start.Close()
-	}
+	l.closeEntries()
 	for _, p := range l.parts {
 		p.dir.close()
 	}

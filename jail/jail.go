@@ -121,6 +121,9 @@ func (j *Jail) supervise(ctx context.Context) {
 	f := j.watch(ctx, messages)
 	faults.Here("jail.decided")
 	usage := j.end(f.exited && f.left == 0)
+	if f.endedAt == 0 {
+		f.endedAt = monotonic() // not later: a reader may be slow to take the rest
+	}
 	if j.channels != nil {
 		// J9: a Result that was written before the end counts, also when
 		// the end was seen first.

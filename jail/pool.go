@@ -241,7 +241,13 @@ const retryAfter = 100 * time.Millisecond
 // make parks jails until the pool is full.
 func (p *Pool) make() {
 	for {
-		j, err := start(p.ctx, p.spec, true)
+		p.mu.Lock()
+		park := yielding
+		if len(p.ready) == 0 {
+			park = parked // runs are waiting, or would have to
+		}
+		p.mu.Unlock()
+		j, err := start(p.ctx, p.spec, park)
 		if err == nil && j.channels != nil {
 			err = j.settle(p.ctx)
 			faults.Here("pool.settle")

@@ -81,7 +81,7 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	if err := spec.preflight(); err != nil {
 		return nil, err
 	}
-	j, err := start(ctx, spec, false)
+	j, err := start(ctx, spec, released)
 	if err != nil {
 		return nil, err
 	}
@@ -89,8 +89,17 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	return j, nil
 }
 
+// parking is what becomes of a jail that has been made.
+type parking int
+
+const (
+	released parking = iota // its program is started
+	parked                  // it waits in a pool
+	yielding                // it waits in a pool, and is made at the lowest priority
+)
+
 // start makes a jail and releases its program or, in a pool, parks it.
-func start(ctx context.Context, spec Spec, park bool) (*Jail, error) {
+func start(ctx context.Context, spec Spec, park parking) (*Jail, error) {
 	for again := false; ; again = true {
 		j := &Jail{spec: spec, kill: make(chan struct{}), done: make(chan struct{})}
 		err := j.setUp(ctx, park)
@@ -142,7 +151,7 @@ func setupError(stage string, err error) error { return &SetupError{Stage: stage
 // setUp makes everything that the jail consists of. The init is forked first: it
 // gets as far as it can while leaf and template are made here. What was made is
 // in j, for dismantle.
-func (j *Jail) setUp(ctx context.Context, park bool) error {
+func (j *Jail) setUp(ctx context.Context, park parking) error {
 	var theirs closers
 	defer theirs.Close()
 	files, err := j.descriptors(&theirs)
@@ -340,7 +349,7 @@ func (j *Jail) descriptors(theirs *closers) ([]*os.File, error) {
 }
 
 // launch sends the init its request and sees it through set-up.
-func (j *Jail) launch(ctx context.Context, template *rootfs.Template, park bool) error {
+func (j *Jail) launch(ctx context.Context, template *rootfs.Template, park parking) error {
 	files := []*os.File{template.Namespace()}
 	if d := j.leaf.Dir(); d != nil {
 		files = append(files, d)
@@ -353,9 +362,9 @@ func (j *Jail) launch(ctx context.Context, template *rootfs.Template, park bool)
 		Files:    len(files),
 		Leaf:     j.leaf.Dir() != nil,
 		Channels: j.channels != nil,
-		Hold:     park && j.channels == nil,
-		Park:     park && j.channels != nil,
-		Yield:    park && yields(),
+		Hold:     park != released && j.channels == nil,
+		Park:     park != released && j.channels != nil,
+		Yield:    park == yielding && yields(),
 	}
 	for _, l := range template.Late() {
 		request.Late = append(request.Late, jailinit.Late(l))
@@ -371,7 +380,11 @@ func (j *Jail) launch(ctx context.Context, template *rootfs.Template, park bool)
 	request.UIDMap = fmt.Sprintf("%d %d 1\n%d %d 1\n", request.UID, outer, request.InitID, request.InitID)
 	request.GIDMap = fmt.Sprintf("%d %d 1\n%d %d 1\n", request.GID, outer, request.InitID, request.InitID)
 	j.request = request
-	return j.handshake(ctx, files)
+	if err := j.handshake(ctx, files); err != nil {
+		return err
+	}
+	j.leaf.Entered()
+	return nil
 }
 
 // encodeRequest adds what is to be run, and for how long.

@@ -14,11 +14,7 @@ import (
 // leaf still exists, its processes do not.
 func (j *Jail) account(f *facts, rusage syscall.Rusage, ledger wire.Usage) *Report {
 	r := &Report{V: 1, ID: j.id, Refused: []Refusal{}, Budget: j.budget}
-	end := f.endedAt
-	if end == 0 {
-		end = monotonic()
-	}
-	r.WallNS = end - j.released
+	r.WallNS = f.endedAt - j.released
 	r.CPUUserNS, r.CPUSystemNS = rusage.Utime.Nano(), rusage.Stime.Nano()
 	r.Stdout, r.Stderr = j.stdout.usage(), j.stderr.usage()
 

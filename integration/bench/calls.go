@@ -4,11 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
-	"example.com/jail/guest/python"
 	"example.com/jail/invoke"
 	"example.com/jail/jail"
-	"example.com/jail/rootfs"
 )
 
 // callProgram measures tool calls from inside, where a program pays for them.
@@ -33,12 +32,12 @@ burst = clock(lambda: asyncio.run(many()))
 
 text = "x" * 1000000
 big = sorted(clock(lambda: host.echo(text=text)) for i in range(30))
-result = {"p50_us": each[1000] * 1e6, "p99_us": each[1980] * 1e6, "per_second": 5000 / burst, "mib_per_second": 2 * len(text) / big[15] / 2**20}
+result = {"one_ns": [int(t * 1e9) for t in each], "per_second": 5000 / burst, "mib_per_second": 2 * len(text) / big[15] / 2**20}
 `
 
-// benchCalls prints what a call of a host's tool costs a Python program in a
-// jail: the whole way through guest, socket, server, chain and back.
-func benchCalls(cache *rootfs.Cache) error {
+// calls prints what a call of a host's tool costs a Python program in a jail: the
+// whole way through guest, socket, server, chain and back.
+func (b *bench) calls(ctx context.Context) error {
 	tools, err := invoke.NewTools(invoke.Manifest{
 		"echo": {Call: func(_ context.Context, args json.RawMessage) (any, error) { return args, nil }},
 	}, nil, invoke.Options{})
@@ -46,33 +45,33 @@ func benchCalls(cache *rootfs.Cache) error {
 		return err
 	}
 	defer tools.Close()
-	budget := jail.DefaultBudget()
-	budget.MaxCalls, budget.MaxBytes = 0, 0
-	r, err := jail.Run(context.Background(), jail.Spec{
-		Args:      python.Argv(rootfs.FilesDir + "/" + python.FileName),
-		Root:      rootfs.Config{Files: []rootfs.File{{Name: python.FileName, Data: python.Source}}},
-		Templates: cache,
-		Budget:    budget,
-		Script:    &jail.Script{Program: callProgram, Tools: tools},
-	})
-	if err != nil {
+	spec := b.guest(callProgram)
+	spec.Script.Tools = tools
+	spec.Budget.MaxCalls, spec.Budget.MaxBytes = 0, 0
+	r, err := jail.Run(ctx, spec)
+	if err := expect(ctx, jail.CauseOK, r, err); err != nil {
 		return err
 	}
-	if r.Cause != jail.CauseOK {
-		return fmt.Errorf("calls: cause %s: %s", r.Cause, r.Error)
+	// 100 and 2000 one after the other, 5000 at once, 30 large ones.
+	if want := int64(100 + 2000 + 5000 + 30); r.Calls.Accepted != want || !r.Calls.Reconciled {
+		return fmt.Errorf("%+v, want %d calls", r.Calls, want)
 	}
 	var v struct {
-		P50       float64 `json:"p50_us"`
-		P99       float64 `json:"p99_us"`
+		One       sample  `json:"one_ns"`
 		PerSecond float64 `json:"per_second"`
 		MiB       float64 `json:"mib_per_second"`
 	}
 	if err := json.Unmarshal(r.Value, &v); err != nil {
 		return err
 	}
-	fmt.Printf("\na tool call from Python in a jail, through the chain and back\n")
-	fmt.Printf("one at a time    p50 %.0f us, p99 %.0f us\n", v.P50, v.P99)
-	fmt.Printf("60 at a time     %.0f calls a second\n", v.PerSecond)
-	fmt.Printf("1 MB each way    %.0f MiB a second\n", v.MiB)
+	if len(v.One) != 2000 {
+		return fmt.Errorf("%d times of calls", len(v.One))
+	}
+	b.method("an echo tool, called by a Python program in a jail, by its own clock: guest, socket, chain of the host and back")
+	t := newTable(b.out, append([]string{"a tool call, us"}, quantiles...)...)
+	t.row(append([]string{"one at a time"}, v.One.columns(time.Microsecond)...)...)
+	t.end()
+	fmt.Fprintf(b.out, "60 at a time   %.0f calls a second\n", v.PerSecond)
+	fmt.Fprintf(b.out, "1 MB each way  %.0f MiB a second, median of 30\n", v.MiB)
 	return nil
 }

@@ -1,22 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
+	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
+	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
-	"text/tabwriter"
+	"syscall"
 	"time"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
@@ -24,220 +20,170 @@ import (
 
 const target = "/usr/bin/busybox" // static
 
+// section is a part of the benchmark.
+type section struct {
+	name string
+	run  func(*bench, context.Context) error
+}
+
+var sections = []section{
+	{"start", (*bench).starts},
+	{"rates", (*bench).rates},
+	{"calls", (*bench).calls},
+	{"pool", (*bench).pools},
+	{"stream", (*bench).streams},
+	{"limits", (*bench).limits},
+	{"sequence", (*bench).sequence},
+	{"scale", (*bench).scale},
+}
+
+// bench is one run of the benchmark.
+type bench struct {
+	rounds int
+	pause  time.Duration
+	quick  bool
+	jail   string        // the command
+	cell   time.Duration // how long a rate is measured
+
+	out        io.Writer
+	work       string // directory for files
+	warm, cold *rootfs.Cache
+	// idle is how many processors' worth of time the machine uses when nothing
+	// is measured.
+	idle float64
+}
+
 func main() {
-	rounds := flag.Int("n", 100, "rounds")
-	pause := flag.Duration("pause", 25*time.Millisecond, "pause before each start")
-	command := flag.String("jail", "bin/jail", "the jail command")
+	b := &bench{cell: 1500 * time.Millisecond}
+	flag.IntVar(&b.rounds, "n", 100, "rounds; long ones are done less often")
+	flag.DurationVar(&b.pause, "pause", 25*time.Millisecond, "pause before each turn")
+	flag.BoolVar(&b.quick, "quick", false, "few rounds of small sizes: to see that everything works")
+	flag.StringVar(&b.jail, "jail", "bin/jail", "the jail command")
+	names := make([]string, len(sections))
+	for i, s := range sections {
+		names[i] = s.name
+	}
+	only := flag.String("only", strings.Join(names, ","), "`SECTIONS` to run, in this order")
 	flag.Parse()
-	if err := bench(*rounds, *pause, *command); err != nil {
+	var chosen []section
+	for _, name := range strings.Split(*only, ",") {
+		i := slices.Index(names, name)
+		if i < 0 {
+			fmt.Fprintf(os.Stderr, "bench: no section %q: there are %s\n", name, strings.Join(names, ", "))
+			os.Exit(2)
+		}
+		chosen = append(chosen, sections[i])
+	}
+	if b.rounds < 1 || b.pause < 0 || flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if b.quick {
+		b.rounds, b.cell = min(b.rounds, 5), 200*time.Millisecond
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	// A reader of the tables that goes away ends the benchmark as well.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, cancel := context.WithCancelCause(ctx)
+	b.out = &output{os.Stdout, cancel}
+	if err := b.run(ctx, chosen); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
+		if ctx.Err() != nil {
+			os.Exit(130)
+		}
 		os.Exit(1)
 	}
 }
 
-// row is one way to start the program.
-type row struct {
-	name  string
-	does  string // what of the sandbox is on
-	start func() error
-	// prepare runs before each start and is not measured.
-	prepare func() error
-	err     error
-	times   []time.Duration
+// output ends the benchmark when nobody reads it.
+type output struct {
+	to     io.Writer
+	cancel context.CancelCauseFunc
 }
 
-func bench(rounds int, pause time.Duration, command string) error {
-	work, err := os.MkdirTemp("", "jail-bench-")
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
 	if err != nil {
+		o.cancel(err)
+	}
+	return n, err
+}
+
+// run does the chosen sections. Whatever happens, it leaves nothing.
+func (b *bench) run(ctx context.Context, chosen []section) (err error) {
+	if b.work, err = os.MkdirTemp("", "jail-bench-"); err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
-	warm := fmt.Sprintf("/run/jail-bench-%d", os.Getpid())
-	cold := warm + "-cold"
+	dir := fmt.Sprintf("/run/jail-bench-%d", os.Getpid())
+	b.warm, b.cold = &rootfs.Cache{Dir: dir}, &rootfs.Cache{Dir: dir + "-cold"}
 	defer func() {
-		for _, d := range []string{warm, cold} {
-			_, _ = (&rootfs.Cache{Dir: d}).Drop()
+		jail.Settle()
+		for _, c := range []*rootfs.Cache{b.warm, b.cold} {
+			_, dropErr := c.Drop()
+			err = errors.Join(err, dropErr)
 		}
+		err = errors.Join(err, os.RemoveAll(b.work))
 	}()
 
-	rows := []*row{
-		{name: "os/exec", does: "nothing", start: run(nil, target, "true")},
-		{name: "jail.Run", does: "all, template ready", start: library(&rootfs.Cache{Dir: warm})},
-		{name: "jail run", does: "all, template kept", start: run([]string{"JAIL_TEMPLATES=" + warm}, command, "run", "--", target, "true")},
-		{name: "jail run, first", does: "all, template built", start: run([]string{"JAIL_TEMPLATES=" + cold}, command, "run", "--", target, "true"),
-			prepare: func() error { _, err := (&rootfs.Cache{Dir: cold}).Drop(); return err }},
+	fmt.Fprintf(b.out, "Linux %s, %d processors, load %s, %d rounds in random order, %s before each turn\n",
+		jail.KernelRelease(), runtime.NumCPU(), load(), b.rounds, b.pause)
+	if b.quick {
+		fmt.Fprintln(b.out, "quick: too few rounds for numbers to mean anything")
 	}
-	if path, err := exec.LookPath("bwrap"); err == nil {
-		rows = append(rows, &row{name: "bwrap", does: "namespaces, read-only root; no memory limit, no filter", start: run(nil, path,
-			"--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-			"--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
-			"--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", target, "true")})
+	if err := b.first(ctx); err != nil {
+		return err
 	}
-	for _, name := range []string{"runc", "crun"} {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			continue
+	if err := b.baseline(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "CPU time of the whole machine is from /proc/stat, in ticks of %s, without the %.3f processors used when nothing is measured\n", tick, b.idle)
+	for _, s := range chosen {
+		if err := s.run(b, ctx); err != nil {
+			if ctx.Err() != nil {
+				return fmt.Errorf("%s: interrupted: %w", s.name, context.Cause(ctx))
+			}
+			return fmt.Errorf("%s: %w", s.name, err)
 		}
-		bundle := filepath.Join(work, name)
-		if err := makeBundle(bundle); err != nil {
-			return err
-		}
-		rows = append(rows, &row{name: name, does: "namespaces, read-only root, memory limit; no filter",
-			start: oci(path, filepath.Join(work, name+"-state"), bundle)})
 	}
+	fmt.Fprintf(b.out, "\nload at the end: %s\n", load())
+	return ctx.Err()
+}
 
-	fmt.Printf("%s, %d processors, load %s, %d rounds in random order, %s before each start\n\n",
-		jail.KernelRelease(), runtime.NumCPU(), load(), rounds, pause)
-	for _, r := range rows {
-		r.measure(pause) // not counted
-		r.times = nil
+// first runs a jail, so that what stays for the life of the process is there, and
+// waits until the helper that made its template has ended.
+func (b *bench) first(ctx context.Context) error {
+	if err := b.library(target, "true")(ctx); err != nil {
+		return err
 	}
-	for range rounds {
-		rand.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
-		for _, r := range rows {
-			r.measure(pause)
+	jail.Settle()
+	for end := time.Now().Add(10 * time.Second); len(children(os.Getpid())) > 0; {
+		if time.Now().After(end) {
+			return errors.New("the template helper did not end within 10 s")
 		}
-	}
-	report(rows)
-	if err := benchCalls(&rootfs.Cache{Dir: warm}); err != nil {
-		return err
-	}
-	if err := benchLimits(&rootfs.Cache{Dir: warm}, 200); err != nil {
-		return err
-	}
-	fmt.Printf("\nload at the end: %s\n", load())
-	for _, r := range rows {
-		if r.err != nil && strings.HasPrefix(r.name, "jail") {
-			return fmt.Errorf("%s: %w", r.name, r.err)
+		if err := rest(ctx, time.Millisecond); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (r *row) measure(pause time.Duration) {
-	if r.err != nil {
-		return
+// part is a share of the rounds, in percent, for what takes long.
+func (b *bench) part(percent int) int { return max(b.rounds*percent/100, 3) }
+
+// size is a number of things, few in a quick run.
+func (b *bench) size(n, quick int) int {
+	if b.quick {
+		return quick
 	}
-	if r.prepare != nil {
-		if r.err = r.prepare(); r.err != nil {
-			return
-		}
-	}
-	time.Sleep(pause)
-	t := time.Now()
-	if r.err = r.start(); r.err == nil {
-		r.times = append(r.times, time.Since(t))
-	}
+	return n
 }
 
-func report(rows []*row) {
-	var bwrap time.Duration
-	for _, r := range rows {
-		slices.Sort(r.times)
-		if r.name == "bwrap" && r.err == nil {
-			bwrap = r.times[len(r.times)/2]
-		}
-	}
-	slices.SortFunc(rows, func(a, b *row) int {
-		if (a.err == nil) != (b.err == nil) {
-			if a.err == nil {
-				return -1
-			}
-			return 1
-		}
-		if a.err != nil {
-			return strings.Compare(a.name, b.name)
-		}
-		return int(a.times[len(a.times)/2] - b.times[len(b.times)/2])
-	})
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "start to exit, ms\tmin\tp50\tp95\tx bwrap\twhat is on")
-	ms := func(d time.Duration) string { return fmt.Sprintf("%.2f", float64(d)/1e6) }
-	for _, r := range rows {
-		if r.err != nil {
-			fmt.Fprintf(w, "%s\t-\t-\t-\t-\tfailed: %s\n", r.name, strings.ReplaceAll(r.err.Error(), "\n", " "))
-			continue
-		}
-		n := len(r.times)
-		ratio := "-"
-		if bwrap > 0 {
-			ratio = fmt.Sprintf("%.2f", float64(r.times[n/2])/float64(bwrap))
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", r.name, ms(r.times[0]), ms(r.times[n/2]), ms(r.times[n*95/100]), ratio, r.does)
-	}
-	w.Flush()
+func (b *bench) spec(args ...string) jail.Spec {
+	return jail.Spec{Args: args, Budget: jail.DefaultBudget(), Templates: b.warm}
 }
 
-func run(env []string, name string, args ...string) func() error {
-	return func() error {
-		cmd := exec.Command(name, args...)
-		cmd.Env = append(os.Environ(), env...)
-		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-			return fmt.Errorf("%v: %s", err, bytes.TrimSpace(out))
-		}
-		return nil
-	}
-}
-
-func library(cache *rootfs.Cache) func() error {
-	spec := benchSpec(cache, target, "true")
-	return func() error {
-		r, err := jail.Run(context.Background(), spec)
-		if err != nil {
-			return err
-		}
-		if r.Cause != jail.CauseOK {
-			return fmt.Errorf("cause %s: %s", r.Cause, r.Error)
-		}
-		return nil
-	}
-}
-
-func oci(path, state, bundle string) func() error {
-	n := 0
-	// Not jail-*: cgroups of that name whose launcher is dead are cleared away.
-	return func() error {
-		n++
-		return run(nil, path, "--root", state, "run", "--bundle", bundle, fmt.Sprintf("bench-%d-%d", os.Getpid(), n))()
-	}
-}
-
-// makeBundle writes an OCI bundle that does the same work: a read-only root
-// with the host's /usr, all namespaces, a memory limit.
-func makeBundle(dir string) error {
-	root := filepath.Join(dir, "rootfs")
-	for _, d := range []string{"proc", "dev", "tmp", "usr", "sys"} {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			return err
-		}
-	}
-	limit := int64(256 << 20)
-	s := specs.Spec{
-		Version: "1.0.2",
-		Process: &specs.Process{Args: []string{target, "true"}, Cwd: "/", Env: []string{"PATH=/usr/bin"}, NoNewPrivileges: true},
-		Root:    &specs.Root{Path: "rootfs", Readonly: true},
-		Mounts: []specs.Mount{
-			{Destination: "/proc", Type: "proc", Source: "proc"},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755"}},
-			{Destination: "/usr", Type: "bind", Source: "/usr", Options: []string{"rbind", "ro"}},
-			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "size=64m"}},
-		},
-		Linux: &specs.Linux{
-			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace}},
-			Resources:  &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}},
-		},
-	}
-	b, err := json.Marshal(s)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "config.json"), b, 0o644)
-}
-
-func load() string {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	return strings.Join(strings.Fields(string(b))[:3], " ")
+func (b *bench) method(format string, args ...any) {
+	fmt.Fprintf(b.out, "\n"+format+"\n", args...)
 }
