@@ -250,6 +250,7 @@ one() {
 	limit 1500 ssh -n -F "$dir/ssh-config" default \
 		sudo systemd-run --wait --pipe --collect --quiet -p Delegate=yes \
 		-p "WorkingDirectory=/vagrant/$package" -E HOME=/root -E LANG=C.UTF-8 \
+		-E JAIL_TEST_MACHINE=1 -E JAIL_COMMAND=/opt/jail-tests/jail \
 		"/opt/jail-tests/$name.test" -test.v -test.timeout 20m "'$flag'" >"$log" 2>&1 || {
 		result="FAIL (exit code $?)"
 		failed=1
@@ -320,6 +321,7 @@ if ! [ -e jail/jailinit/jail-init ] || ! [ -e seccomp/program_ahead.go ]; then
 fi
 rm -rf "$dir/tests" "$dir/logs" "$dir/up.log"
 mkdir -p "$dir/tests" "$dir/logs"
+go build -tags "$tags" -ldflags '-s -w -extldflags "-static"' -o "$dir/tests/jail" ./cmd/jail
 for package in "$@"; do
 	package=${package#./}
 	go test -c -tags "$tags" -ldflags '-s -w -extldflags "-static"' -o "$dir/tests/$(echo "$package" | tr / _).test" "./$package"
@@ -364,4 +366,8 @@ for package in "$@"; do
 	fi
 	one "$package" "$flag"
 done
+if [ $all = yes ]; then
+	cat "$dir"/logs/*.log >"$dir/all.log"
+	./scripts/proven.py "$dir/all.log" || failed=1
+fi
 exit $failed

@@ -106,7 +106,7 @@ func (m *machine) run(ctx context.Context, w io.Writer) (int, error) {
 		"-drive", "if=virtio,format=raw,cache=unsafe,file=" + path("out"),
 		"-drive", "if=virtio,format=raw,cache=unsafe,file=" + path("swap"),
 	}
-	cmd := exec.CommandContext(limited, "qemu-system-x86_64", append(args, accelerator()...)...)
+	cmd := exec.CommandContext(limited, "qemu-system-x86_64", append(args, accelerator("/proc/cpuinfo", "/dev/kvm")...)...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+work) // snapshots go there
 	cmd.Stdout = w
 	var stderr bytes.Buffer
@@ -162,10 +162,10 @@ func (m *machine) collect(out, temp string) (int, error) {
 
 // accelerator asks for KVM only of a processor that has virtualisation. There
 // are hosts whose /dev/kvm can be opened and makes machines that never boot.
-func accelerator() []string {
-	info, _ := os.ReadFile("/proc/cpuinfo")
+func accelerator(cpuinfo, device string) []string {
+	info, _ := os.ReadFile(cpuinfo)
 	if regexp.MustCompile(`(?m)^flags\s*:.*\b(vmx|svm)\b`).Match(info) {
-		if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err == nil {
+		if f, err := os.OpenFile(device, os.O_RDWR, 0); err == nil {
 			f.Close()
 			return []string{"-accel", "kvm", "-cpu", "host"}
 		}

@@ -202,6 +202,22 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	}
 }
 
+// A KVM device alone says nothing.
+func TestKVMIsForProcessorsThatHaveIt(t *testing.T) {
+	dir := writeTree(t, map[string]string{
+		"intel": "processor\t: 0\nflags\t\t: fpu vmx sse\n", "amd": "flags\t\t: fpu svm\n",
+		"none": "flags\t\t: fpu vmx_like\nvmx flags\t: vnmi\nbugs\t\t: svm\n", "kvm": "",
+	})
+	for _, c := range []struct{ cpuinfo, device, want string }{
+		{"intel", "kvm", "kvm"}, {"amd", "kvm", "kvm"}, {"none", "kvm", "tcg,thread=multi"},
+		{"intel", "no-device", "tcg,thread=multi"}, {"no-cpuinfo", "kvm", "tcg,thread=multi"},
+	} {
+		if got := accelerator(filepath.Join(dir, c.cpuinfo), filepath.Join(dir, c.device)); got[1] != c.want {
+			t.Errorf("%s, %s: %v, want %s", c.cpuinfo, c.device, got, c.want)
+		}
+	}
+}
+
 func TestBadArgumentsStartNothing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for _, args := range [][]string{
