@@ -166,13 +166,7 @@ var launcherHelper = registerHelper("launcher", func(args []string) {
 // of its jails.
 func startLauncher(t *testing.T, args ...string) (*exec.Cmd, []string, *bufio.Scanner) {
 	t.Helper()
-	usedHelpers[launcherHelper] = true
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(exe, append([]string{templates.Dir}, args...)...)
-	cmd.Env = append(os.Environ(), helperEnv+"="+launcherHelper)
+	cmd := helperCommand(launcherHelper, append([]string{templates.Dir}, args...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -263,13 +257,8 @@ var kills = flag.Int("kills", 100, "launchers killed by TestLauncherKilledAtAnyT
 // E1 at every moment of a launcher's life, evenly spread from its start over the
 // set-up of three jails to their running.
 func TestLauncherKilledAtAnyTime(t *testing.T) {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for i := range *kills {
-		cmd := exec.Command(exe, templates.Dir)
-		cmd.Env = append(os.Environ(), helperEnv+"="+launcherHelper)
+		cmd := helperCommand(launcherHelper, templates.Dir)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

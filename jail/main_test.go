@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -30,6 +31,14 @@ const helperEnv = "JAIL_TEST_HELPER"
 func registerHelper(name string, f func(args []string)) string {
 	helpers[name] = f
 	return name
+}
+
+// helperCommand runs this binary again as a helper.
+func helperCommand(name string, args ...string) *exec.Cmd {
+	usedHelpers[name] = true
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), helperEnv+"="+name)
+	return cmd
 }
 
 // templates of the tests are pinned apart from those of the machine's users.

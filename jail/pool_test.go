@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -446,13 +445,7 @@ var poolHelper = registerHelper("pool", func(args []string) {
 // does not lengthen the life of a run that was parked: pid 1 has the clock too
 // (J16).
 func TestPoolOfALauncherThatIsGone(t *testing.T) {
-	usedHelpers[poolHelper] = true
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(exe, templates.Dir)
-	cmd.Env = append(os.Environ(), helperEnv+"="+poolHelper)
+	cmd := helperCommand(poolHelper, templates.Dir)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
