@@ -11,7 +11,8 @@
 // as the package's template helper (see package rootfs). A zero in a [Budget]
 // means that the item is not asked for, explicitly: [DefaultBudget] is what the
 // command line uses. A jail ends with the process that started it, also when
-// that process is killed.
+// that process is killed. The first start begins a small helper process, which
+// forks the inits of all jails until [Settle] or the end of this process.
 //
 // Data goes one way: spec, preflight, leaf, jail, channels, verdict, report.
 //

@@ -252,6 +252,8 @@ func (p places) strike(t *testing.T, f fault) bool {
 	case killed(state) != dead:
 		t.Errorf("%v, killed %q of launcher %d: %s", state, struck, pid, stderr)
 	case dead:
+	case f.kill == "forker" && !state.Success():
+		t.Errorf("%v: a launcher makes itself another forker: %s", state, stderr)
 	case state.ExitCode() != exitError && !state.Success() || struck == "" && !state.Success():
 		t.Errorf("%v: %s", state, stderr)
 	default:
@@ -562,7 +564,7 @@ func (p places) plan(t *testing.T) (faults []fault, first int) {
 		}
 	}
 	// Between the request and the start of the program the init is at work:
-	// the launcher, the stager, pid 1 or both of them die at any moment of it.
+	// the launcher, the stager, pid 1 or all of its processes die at any moment of it.
 	const sweep = 16
 	for i := range sweep {
 		f := fault{scenario: "stay", at: "jail.sent", n: 1, kill: "self", after: 3 * time.Millisecond * time.Duration(i) / sweep}
@@ -571,6 +573,9 @@ func (p places) plan(t *testing.T) (faults []fault, first int) {
 			f.scenario = "run"
 			faults = append(faults, f)
 		}
+		// The forker, from before it is asked.
+		f.scenario, f.at, f.kill = "pool", "jail.descriptors", "forker"
+		faults = append(faults, f)
 	}
 	first = len(faults)
 	t.Logf("%d steps, %d faults to meet each at least once, %d more", len(all), first, len(rest))

@@ -7,131 +7,153 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"example.com/jail/cgroup"
 	"example.com/jail/internal/faults"
 	"example.com/jail/jail/jailinit"
 )
 
-// forkRequest asks the forker thread for one init.
-type forkRequest struct {
-	files []*os.File
-	reply chan<- forkReply
+// forker is the process that forks every init, with the launcher as their
+// parent. A fork by the launcher itself would copy all of its descriptors and
+// close them again, 9 for each jail that is alive.
+type forker struct {
+	mu     sync.Mutex
+	pid    int
+	socket *os.File // nil if there is none
 }
 
-type forkReply struct {
-	pid int
-	err error
-}
+var theForker forker
 
-// aheadAfter is how long the forker is idle before it makes the network
-// namespace of the next jail: the most expensive one, 0.6 ms of a start.
-const aheadAfter = 2 * time.Millisecond
+var errForkerGone = errors.New("the forker ended")
 
-// forks leads to the one thread that starts every jail. The parent-death
-// signal of an init follows the thread that forked it (prctl(2),
-// golang/go#27505): this one is locked for the life of the process.
-var forks = sync.OnceValue(func() chan<- forkRequest {
-	c := make(chan forkRequest, 64)
-	offMainThread(func() {
-		// The first network namespace is made while the first run is prepared.
-		ahead, started := unix.Unshare(unix.CLONE_NEWNET) == nil, 0
-		_, _ = jailinit.Image() // is kept, and the error told at each fork
-		idle := time.NewTimer(time.Hour)
-		for {
-			select {
-			case r := <-c:
-				pid, err := forkInit(r.files, ahead)
-				r.reply <- forkReply{pid, err}
-				// Used once: the next init makes its own, unless there is
-				// time to make another here. A process that starts a single
-				// jail has no use for one.
-				ahead = false
-				if started++; started > 1 {
-					idle.Reset(aheadAfter)
-				}
-			case <-idle.C:
-				// The thread is locked for ever: no other goroutine ever runs
-				// in that namespace.
-				ahead = unix.Unshare(unix.CLONE_NEWNET) == nil
-				faults.Here("jail.ahead")
-			}
+// fork asks for an init with these descriptors from 0 on; a nil file is closed.
+// What comes of it is told over the control socket. The files can be closed.
+func (f *forker) fork(files []*os.File) error {
+	request, files := jailinit.Fork(files)
+	for again := false; ; again = true {
+		socket, err := f.get()
+		if err != nil {
+			return fmt.Errorf("start the forker: %w", err)
 		}
-	})
+		err = sendFiles(socket, request, files)
+		if err == nil {
+			faults.Here("jail.fork")
+			return nil
+		}
+		f.drop(socket)
+		if again {
+			return fmt.Errorf("ask the forker: %w", err)
+		}
+	}
+}
+
+// get starts the forker if there is none.
+func (f *forker) get() (*os.File, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.socket != nil {
+		return f.socket, nil
+	}
+	ours, theirs, err := seqpacket()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	pid, err := onForkerThread(func() (int, error) { return execForker(theirs) })
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	f.pid, f.socket = pid, ours
+	return ours, nil
+}
+
+// drop ends the forker of a socket, so that the next fork starts another.
+func (f *forker) drop(socket *os.File) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if socket == nil || f.socket != socket {
+		return
+	}
+	socket.Close()
+	f.socket = nil
+	_, _, _ = reap(f.pid)
+}
+
+// stop ends the forker if there is one. It has no more to do with the inits that
+// it forked.
+func (f *forker) stop() {
+	f.mu.Lock()
+	socket := f.socket
+	f.mu.Unlock()
+	f.drop(socket)
+}
+
+// forkerThread starts every forker. The parent-death signal of a forker and of
+// its inits follows the thread that started it (prctl(2), golang/go#27505): this
+// one is locked for the life of the process.
+var forkerThread = sync.OnceValue(func() chan<- func() {
+	c := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range c {
+			f()
+		}
+	}()
 	return c
 })
 
-// offMainThread runs f on a thread of its own, for ever locked to it, that is
-// not the process's first: /proc/self of an embedding program shows that one's
-// namespaces.
-func offMainThread(f func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != os.Getpid() {
-			f()
-			return
-		}
-		// Held until the other goroutine has a thread, which is then another.
-		locked := make(chan struct{})
-		go func() {
-			runtime.LockOSThread()
-			close(locked)
-			f()
-		}()
-		<-locked
-		runtime.UnlockOSThread()
-	}()
+func onForkerThread(f func() (int, error)) (pid int, err error) {
+	done := make(chan struct{})
+	forkerThread() <- func() {
+		pid, err = f()
+		close(done)
+	}
+	<-done
+	return pid, err
 }
 
-// fork starts an init with these descriptors from 0 on; a nil file is closed.
-// It does not wait; the files have to stay open until the reply.
-func fork(files []*os.File) <-chan forkReply {
-	reply := make(chan forkReply, 1)
-	forks() <- forkRequest{files, reply}
-	faults.Here("jail.fork")
-	return reply
-}
-
-// forkInit starts an init. network says that this thread is in a network
-// namespace that no jail has been in, so that the init need not make one.
-func forkInit(files []*os.File, network bool) (int, error) {
+func execForker(socket *os.File) (int, error) {
 	image, err := jailinit.Image()
 	if err != nil {
 		return 0, err
 	}
-	fds := make([]uintptr, len(files), len(files)+1)
-	for i, f := range files {
-		fds[i] = ^uintptr(0)
-		if f != nil {
-			fds[i] = f.Fd()
-		}
-	}
-	// The image is among the files: ForkExec moves descriptors out of each
-	// other's way, to any number that is not one of them.
-	path := fmt.Sprintf("/proc/self/fd/%d", len(fds))
-	argv := []string{"jail-init"}
-	if network {
-		argv = append(argv, "network")
-	}
-	attr := syscall.ProcAttr{
+	pid, err := syscall.ForkExec("/proc/self/fd/1", []string{"jail-init"}, &syscall.ProcAttr{
 		Env:   []string{},
-		Files: append(fds, image.Fd()),
+		Files: []uintptr{socket.Fd(), image.Fd()},
 		Sys: &syscall.SysProcAttr{
 			// A group of its own: a Ctrl-C at the launcher's terminal is for
-			// the launcher, and one signal reaches both tasks of a set-up.
+			// the launcher.
 			Setpgid:   true,
 			Pdeathsig: syscall.SIGKILL,
 		},
-	}
-	pid, err := syscall.ForkExec(path, argv, &attr)
+	})
+	runtime.KeepAlive(socket)
 	faults.Here("jail.exec")
-	runtime.KeepAlive(files)
-	if err != nil {
-		return 0, fmt.Errorf("fork init: %w", err)
+	return pid, err
+}
+
+// seqpacket makes the pair of sockets between launcher and forker. Ours is
+// non-blocking and in the poller.
+func seqpacket() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fds[0], true)
 	}
-	return pid, nil
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "forker"), os.NewFile(uintptr(fds[1]), "forker-child"), nil
+}
+
+// prepareForker starts the forker, unless this process may have to move first
+// to a cgroup that it would stay out of.
+func prepareForker() {
+	if host, err := cgroup.Probe(); err == nil && !host.MayMove() {
+		_, _ = theForker.get() // an error is met again, and told, at the fork
+	}
 }
 
 // reap waits for one child and retries EINTR.

@@ -1,68 +1,164 @@
-package jail
+package jail_test
 
 import (
+	"context"
+	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
-	"example.com/jail/jail/jailinit"
-	"example.com/jail/wire"
+	"example.com/jail/jail"
 )
 
-// The forker unshares namespaces: never on the thread that /proc/self shows.
-func TestForkerIsNotOnTheMainThread(t *testing.T) {
-	tids := make(chan int)
-	for range 300 {
-		offMainThread(func() { tids <- unix.Gettid() })
-		if tid := <-tids; tid == os.Getpid() {
-			t.Fatal("runs on the main thread")
+// childrenNamed lists the children of this process whose command has the name.
+func childrenNamed(t *testing.T, name string) (pids []int) {
+	t.Helper()
+	files, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		for _, p := range strings.Fields(string(b)) {
+			pid, err := strconv.Atoi(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// An init that was just forked has the forker's name, but does
+			// not lead the group.
+			if group, _ := syscall.Getpgid(pid); name == "jail-forker" && group != pid {
+				continue
+			}
+			if comm, _ := os.ReadFile("/proc/" + p + "/comm"); string(comm) == name+"\n" {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// One process forks all jails. Whatever ends it, the next start has another.
+func TestForkerIsReplaced(t *testing.T) {
+	ok := func() {
+		t.Helper()
+		if r := run(t, command("/bin/true")); r.Cause != jail.CauseOK {
+			t.Fatalf("cause %q: %s", r.Cause, r.Error)
+		}
+	}
+	forker := func() int {
+		t.Helper()
+		pids := childrenNamed(t, "jail-forker")
+		if len(pids) != 1 {
+			t.Fatalf("forkers %v", pids)
+		}
+		return pids[0]
+	}
+	ok()
+	first := forker()
+	ok()
+	if again := forker(); again != first {
+		t.Errorf("forker %d, then %d", first, again)
+	}
+	// systemd asks all processes of a unit to end, while the launcher still
+	// finishes its work.
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
+		if err := syscall.Kill(first, sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ok()
+	if again := forker(); again != first {
+		t.Errorf("forker %d, then %d", first, again)
+	}
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	ok()
+	if again := forker(); again == first {
+		t.Errorf("forker %d was killed", first)
+	}
+	jail.Settle()
+	if left := childrenNamed(t, "jail-forker"); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+	ok()
+}
+
+// The kernel copies the descriptors of whoever forks: that is never the launcher,
+// and no other process gets any that is not meant for it.
+func TestForkerHoldsNoDescriptorOfTheLauncher(t *testing.T) {
+	j, err := jail.Start(context.Background(), command("/bin/sleep", "60"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		j.Kill()
+		_, _ = j.Wait()
+	}()
+	for _, name := range []string{"jail-forker", "jail-init"} {
+		pids := childrenNamed(t, name)
+		if len(pids) == 0 {
+			t.Errorf("no %s", name)
+		}
+		for _, pid := range pids {
+			dir := fmt.Sprintf("/proc/%d/fd/", pid)
+			// Pid 1 still closes some when its program has begun.
+			await(t, name+" has sockets alone", func() bool {
+				fds, _ := os.ReadDir(dir)
+				for _, fd := range fds {
+					to, _ := os.Readlink(dir + fd.Name())
+					if !strings.HasPrefix(to, "socket:") && to != "anon_inode:[signalfd]" {
+						return false
+					}
+				}
+				return len(fds) > 0 && len(fds) <= 6
+			})
 		}
 	}
 }
 
-var belowImage *os.File
-
-// The fork of an init moves descriptors that are in each other's way to the next
-// number above the highest. The image of the init must not be there: seen as
-// EACCES at the exec, once in many thousand starts at once.
-func TestForkKeepsTheImageWhereFilesMove(t *testing.T) {
-	image, err := jailinit.Image()
-	if err != nil {
-		t.Fatal(err)
-	}
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	ours, theirs, err := wire.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer theirs.Close()
-	// The number right below the image's is taken by a file to be passed on.
-	below := int(image.Fd()) - 1
-	_, err = unix.FcntlInt(uintptr(below), unix.F_GETFD, 0)
-	free := err != nil
-	if free {
-		if err := unix.Dup3(int(null.Fd()), below, unix.O_CLOEXEC); err != nil {
-			t.Fatal(err)
+// Starts, kills of the forker and its end, all at once: each start succeeds or
+// says that it failed, and nothing is left of any (see TestMain).
+func TestForkerEndsAmongStarts(t *testing.T) {
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	killer := make(chan struct{})
+	go func() {
+		defer close(killer)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			for _, pid := range childrenNamed(t, "jail-forker") {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			jail.Settle()
 		}
+	}()
+	var mu sync.Mutex
+	good := 0
+	for range 4 {
+		wg.Go(func() {
+			for range 20 {
+				r, err := jail.Run(context.Background(), command("/bin/true"))
+				switch {
+				case err == nil && r.Cause == jail.CauseOK:
+					mu.Lock()
+					good++
+					mu.Unlock()
+				case err == nil:
+					t.Errorf("cause %q: %s", r.Cause, r.Error)
+				case r.Cause != jail.CauseSetup || r.Setup == nil || r.Setup.Stage != "fork":
+					t.Errorf("%v: cause %q", err, r.Cause)
+				}
+			}
+		})
 	}
-	// Whoever owns it: never closed by a finalizer in the middle of another test.
-	belowImage = os.NewFile(uintptr(below), "below")
-	if free {
-		defer belowImage.Close()
-	}
-	pid, err := forkInit([]*os.File{belowImage, null, null, nil, nil, theirs}, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs.Close()
-	// Without a request the init ends by itself.
-	ours.Close()
-	if ws, _, err := reap(pid); err != nil || !ws.Exited() {
-		t.Errorf("status %v, %v", ws, err)
-	}
+	wg.Wait()
+	close(stop)
+	<-killer
+	t.Logf("%d of 80 started", good)
 }

@@ -29,6 +29,7 @@ type Jail struct {
 	filter   *seccomp.Filter
 	request  jailinit.Request // but for what to run
 	control  *os.File         // socket to the init
+	forked   bool             // an init was asked for
 	stager   int              // pid of the init's first task until it is reaped
 	pid      int              // of pid 1, a child of this process
 	tmp      int64            // bytes of /tmp, as the kernel made it

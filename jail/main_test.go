@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "the tests of the launcher need root: nothing was tested")
 		os.Exit(1)
 	}
-	// A first run makes what stays for the process's life: forker, template.
+	// A first run makes what stays for the process's life: threads, a template.
 	if _, err := jail.Run(context.Background(), command("/bin/true")); err != nil {
 		fmt.Fprintln(os.Stderr, "first run:", err)
 		os.Exit(1)
@@ -62,6 +62,7 @@ func TestMain(m *testing.M) {
 	_, noPins := os.Lstat(rootfs.DefaultDir)
 	before := residue()
 	code := m.Run()
+	jail.Settle()
 	if noPins != nil { // the examples', which show the default
 		_, _ = new(rootfs.Cache).Drop()
 	}

@@ -59,11 +59,16 @@ var collectOnce = sync.OnceValue(func() <-chan struct{} {
 
 // Prepare begins what the first run of a process takes longest for, beside what
 // the caller does before its first [Start]. It need not be called.
-func Prepare() { forks() }
+func Prepare() { go prepareForker() }
 
-// Settle waits until the first run's clean-up after dead launchers is done. A
-// program that runs one jail and exits calls it at its end.
-func Settle() { <-collectOnce() }
+// Settle waits until the first run's clean-up after dead launchers is done, and
+// ends the helper process that starts this process's jails: the next Start makes
+// another. A program that exits after its runs calls it at its end; where it does
+// not, the helper ends with it.
+func Settle() {
+	theForker.stop()
+	<-collectOnce()
+}
 
 // Start runs the program of a spec in a new jail and returns once the program
 // has been executed. The jail ends, at the latest, with its limits, with ctx,
@@ -77,7 +82,6 @@ func Start(ctx context.Context, spec Spec) (*Jail, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	Prepare()
 	if err := spec.preflight(); err != nil {
 		return nil, err
 	}
@@ -109,11 +113,15 @@ func start(ctx context.Context, spec Spec, park parking) (*Jail, error) {
 		}
 		j.dismantle()
 		var setup *SetupError
-		if again || !errors.As(err, &setup) || !setup.stale() || spec.templates().Discard(spec.Root) != nil {
+		if again || !errors.As(err, &setup) {
 			return nil, err
 		}
-		// The template has gone bad: a directory that it mounts over was
-		// removed, say. Build it anew, once.
+		// Once more, if the forker was killed with the request, or if the
+		// template has gone bad: a directory that it mounts over was removed,
+		// say. It is built anew.
+		if !errors.Is(err, errForkerGone) && (!setup.stale() || spec.templates().Discard(spec.Root) != nil) {
+			return nil, err
+		}
 	}
 }
 
@@ -159,41 +167,40 @@ func (j *Jail) setUp(ctx context.Context, park parking) error {
 		return err
 	}
 	faults.Here("jail.descriptors")
-	var forked <-chan forkReply
+	fork := func() error {
+		defer theirs.Close()
+		if err := theForker.fork(files); err != nil {
+			return setupError("fork", err)
+		}
+		j.forked = true
+		return nil
+	}
 	if settled.Load() {
-		forked = fork(files)
-	}
-	host, err := cgroup.Probe()
-	switch {
-	case err != nil:
-		err = setupError("cgroup", err)
-	case forked == nil && !host.MayMove():
-		forked = fork(files)
-		fallthrough
-	default:
-		err = j.makeLeaf(host)
-	}
-	var template *rootfs.Template
-	if err == nil {
-		template, err = j.openTemplate()
-	}
-	if forked == nil {
-		if err != nil {
+		if err := fork(); err != nil {
 			return err
 		}
-		forked = fork(files) // a child would have stood in the way before
 	}
-	f := <-forked
-	faults.Here("jail.forked")
-	theirs.Close()
-	if f.err == nil {
-		j.stager = f.pid
+	host, err := cgroup.Probe()
+	if err != nil {
+		return setupError("cgroup", err)
 	}
+	// A child of the launcher would stand in the way of its moving.
+	if !j.forked && !host.MayMove() {
+		if err := fork(); err != nil {
+			return err
+		}
+	}
+	if err := j.makeLeaf(host); err != nil {
+		return err
+	}
+	template, err := j.openTemplate()
 	if err != nil {
 		return err
 	}
-	if f.err != nil {
-		return setupError("fork", f.err)
+	if !j.forked {
+		if err := fork(); err != nil {
+			return err
+		}
 	}
 	return j.launch(ctx, template, park)
 }
@@ -463,10 +470,17 @@ func (j *Jail) converse(request []byte, files []*os.File) error {
 	faults.Here("jail.sent")
 	for {
 		m, err := j.receive()
+		if err != nil && j.stager == 0 && j.pid == 0 {
+			return setupError("fork", fmt.Errorf("%w: %w", errForkerGone, err))
+		}
 		if err != nil {
 			return setupError("control", fmt.Errorf("init ended during set-up: %w", err))
 		}
 		switch m.Kind {
+		case jailinit.Forked:
+			j.stager = int(m.A)
+			faults.Here("jail.forked")
+			continue
 		case jailinit.Child:
 			if err := j.adopt(int(m.A)); err != nil {
 				return setupError("clone", err)
@@ -519,6 +533,9 @@ func sendFiles(socket *os.File, b []byte, files []*os.File) error {
 		}
 		b = b[n:]
 		faults.Here("jail.sending")
+	}
+	if len(b) == 0 {
+		return nil // an empty packet is an end of file to the forker
 	}
 	_, err := socket.Write(b)
 	return err
@@ -627,6 +644,9 @@ func pipe(writes bool) (r, w *os.File, err error) {
 // dismantle removes whatever set-up had made when it failed. It is safe on a
 // jail at any stage.
 func (j *Jail) dismantle() {
+	if j.forked && j.pid == 0 {
+		j.awaitStager()
+	}
 	switch {
 	case j.stager > 0:
 		// Both tasks of a set-up are in the stager's process group until it
@@ -667,5 +687,16 @@ func (j *Jail) dismantle() {
 	if j.leaf != nil {
 		_ = j.leaf.Kill()
 		_ = removeLeaf(j.leaf)
+	}
+}
+
+// awaitStager learns the pid of a stager that was asked for and not heard of yet.
+// There is none if the forker said so, or is gone.
+func (j *Jail) awaitStager() {
+	if j.stager > 0 || j.control.SetDeadline(time.Now().Add(setupTimeout)) != nil {
+		return
+	}
+	if m, err := j.receive(); err == nil && m.Kind == jailinit.Forked {
+		j.stager = int(m.A)
 	}
 }

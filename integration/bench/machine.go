@@ -158,13 +158,15 @@ func descendants(pid int) []int {
 	return all
 }
 
+// children leaves the forker out, which is there once for all jails.
 func children(pid int) []int {
 	var all []int
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, f := range files {
 		b, _ := os.ReadFile(f) // none of a thread that ended
 		for _, child := range strings.Fields(string(b)) {
-			if n, err := strconv.Atoi(child); err == nil {
+			comm, _ := os.ReadFile("/proc/" + child + "/comm")
+			if n, err := strconv.Atoi(child); err == nil && string(comm) != "jail-forker\n" {
 				all = append(all, n)
 			}
 		}

@@ -10,7 +10,7 @@
 //	n=3         the third time that a process gets there (1)
 //	after=2ms   so long after it, while the process goes on (0)
 //	kill=WHO    self, parent (of a helper, its launcher), both; children, or of
-//	            the inits among them the eldest or the youngest (self)
+//	            them the forker, or the eldest or youngest of the inits (self)
 //	trace=FILE  a line "PID NAME" is added for each step, and "PID NAME killed"
 //
 // It is for tests: a launcher built with the tag does what its environment says.

@@ -91,17 +91,29 @@ func (p *plan) strike() {
 		for _, pid := range children() {
 			kill(pid)
 		}
+	case "forker":
+		for _, pid := range named("jail-forker") {
+			kill(pid)
+		}
 	case "eldest", "youngest":
-		inits := slices.DeleteFunc(children(), func(pid int) bool {
-			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-			return string(comm) != "jail-init\n"
-		})
+		inits := named("jail-init")
 		if len(inits) > 0 && p.kill == "eldest" {
 			kill(inits[0])
 		} else if len(inits) > 0 {
 			kill(inits[len(inits)-1])
 		}
 	}
+}
+
+// named lists the children of this process whose command has the name.
+func named(name string) []int {
+	return slices.DeleteFunc(children(), func(pid int) bool {
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		// An init that was just forked has the forker's name, but does not
+		// lead the group.
+		group, _ := unix.Getpgid(pid)
+		return string(comm) != name+"\n" || name == "jail-forker" && group != pid
+	})
 }
 
 // children lists this process's children, those of one thread in the order of

@@ -5,7 +5,7 @@
 // and embedded. [Image] gives it as a sealed memfd, so that no file of the host
 // has to be trusted and nothing in a jail can write to it (CVE-2019-5736).
 //
-// The package starts nothing. Package jail forks the image with the descriptors
-// that [FDControl] and its neighbours name, writes one [Request] and reads
-// [Message] values until the socket ends.
+// The package starts nothing. Package jail executes the image once, as its
+// forker, asks it for an init by what [Fork] returns, writes that one a [Request]
+// and reads [Message] values until the socket ends.
 package jailinit

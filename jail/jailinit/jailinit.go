@@ -17,9 +17,24 @@ import (
 //go:embed jail-init
 var image []byte
 
-// FDControl is the control socket at the start of the init. 0 to 4 are the
-// program's.
+// FDControl is the control socket of an init. 0 to 4 are the program's.
 const FDControl = 5
+
+// Fork returns the message that asks the forker for an init, over its socket
+// (SOCK_SEQPACKET), and the descriptors that go with it. files are the init's from
+// 0 to FDControl; a nil one is closed there.
+func Fork(files []*os.File) ([]byte, []*os.File) {
+	var numbers uint32
+	var there []*os.File
+	for i, f := range files {
+		if f != nil {
+			numbers |= 1 << i
+			there = append(there, f)
+		}
+	}
+	b := binary.NativeEndian.AppendUint32(nil, numbers)
+	return binary.NativeEndian.AppendUint32(b, uint32(len(there))), there
+}
 
 // MaxFiles is how many descriptors may go with a [Request].
 const MaxFiles = 8
@@ -191,6 +206,7 @@ const (
 	Exited   Kind = 4 // A: wait status of the program, B: processes left alive
 	Deadline Kind = 5 // pid 1's own wall clock ran out
 	Failed   Kind = 6 // A: stage, B: index, C: errno
+	Forked   Kind = 7 // A: pid of the stager, always the first
 )
 
 // Message is one report of the init.
@@ -211,7 +227,7 @@ func Decode(b []byte) (Message, error) {
 		return m, fmt.Errorf("decode message of the init: %w", err)
 	}
 	switch m.Kind {
-	case Child, Held, Started, Exited, Deadline, Failed:
+	case Child, Held, Started, Exited, Deadline, Failed, Forked:
 	default:
 		return m, fmt.Errorf("message of the init has unknown kind %d", m.Kind)
 	}

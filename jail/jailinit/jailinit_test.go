@@ -24,7 +24,7 @@ func TestConstantsMirrorTheInit(t *testing.T) {
 	want := map[string]any{
 		"FD_CONTROL": FDControl, "FILES_MAX": MaxFiles,
 		"FLAG_LEAF": flagLeaf, "FLAG_CHANNELS": flagChannels, "FLAG_HOLD": flagHold, "FLAG_PARK": flagPark, "FLAG_YIELD": flagYield,
-		"MSG_CHILD": Child, "MSG_HELD": Held, "MSG_STARTED": Started, "MSG_EXITED": Exited, "MSG_DEADLINE": Deadline, "MSG_FAILED": Failed,
+		"MSG_CHILD": Child, "MSG_HELD": Held, "MSG_STARTED": Started, "MSG_EXITED": Exited, "MSG_DEADLINE": Deadline, "MSG_FAILED": Failed, "MSG_FORKED": Forked,
 		"REQUEST_MAGIC": fmt.Sprintf("%#x", magic),
 	}
 	for name, v := range want {
@@ -82,7 +82,7 @@ func TestEncodeRefuses(t *testing.T) {
 }
 
 func TestDecodeRefuses(t *testing.T) {
-	for _, b := range [][]byte{nil, make([]byte, MessageSize-1), make([]byte, MessageSize), append([]byte{7}, make([]byte, MessageSize-1)...)} {
+	for _, b := range [][]byte{nil, make([]byte, MessageSize-1), make([]byte, MessageSize), append([]byte{8}, make([]byte, MessageSize-1)...)} {
 		if m, err := Decode(b); err == nil {
 			t.Errorf("%d bytes: %+v", len(b), m)
 		}

@@ -1,11 +1,14 @@
-// The init of a jail: a static program without libc that turns a clone of the
-// launcher into one jail and then is its pid 1.
+// The init of a jail: a static program without libc that turns a clone of
+// itself into one jail and then is its pid 1.
 //
-// It runs as three tasks. The stager is forked by the launcher with the host's
-// root rights, before the launcher has made the rest of the jail; it enters the
-// template's mount namespace, clones pid 1 into new namespaces, writes its id
+// It runs as four tasks. The forker, one for each launcher, clones a stager for
+// each jail that the launcher asks for: it is small and has no descriptors to
+// copy, however many jails the launcher holds. The stager has the host's root
+// rights and begins before the launcher has made the rest of the jail; it enters
+// the template's mount namespace, clones pid 1 into new namespaces, writes its id
 // maps and exits. Pid 1 mounts /proc and /tmp, drops everything it may do, starts
-// the program and reports its exact wait status. The program is pid 2.
+// the program and reports its exact wait status. The program is pid 2. Stagers
+// and pids 1 are children of the launcher.
 //
 // A jail of a pool waits in between: held right before the program is started,
 // or parked with a program that waits for its Start.
@@ -46,10 +49,18 @@ typedef uint32_t u32;
 typedef int32_t s32;
 typedef uint64_t u64;
 
-// Where the launcher puts the descriptors of the stager.
+// Descriptors of the stager.
 enum {
 	FD_PROGRAM_END = 5, // 0 to 4 are the program's
 	FD_CONTROL = 5,
+};
+
+// The forker's socket to the launcher, and how long nothing is asked for before
+// it makes the network namespace of the next jail: the most expensive one, 0.6
+// ms of a start.
+enum {
+	FD_FORKS = 0,
+	AHEAD_NS = 2000000,
 };
 
 enum {
@@ -93,6 +104,7 @@ enum {
 	MSG_EXITED = 4,   // a: wait status, b: processes left alive, t: CLOCK_MONOTONIC
 	MSG_DEADLINE = 5, // the wall clock ran out in pid 1
 	MSG_FAILED = 6,   // a: stage, b: index, c: errno
+	MSG_FORKED = 7,   // a: pid of the stager
 };
 
 struct message {
@@ -224,10 +236,11 @@ static char **argv, **envp;
 static char *path_list; // value of PATH among envp
 static size_t mapped;
 static int files[FILES_MAX]; // that came with the request
+static u32 file_count;
 
 // receive_files takes the first bytes of a request and the descriptors that come
 // with them.
-static size_t receive_files(void *buf, size_t n)
+static size_t receive_files(int socket, void *buf, size_t n)
 {
 	struct {
 		size_t len;
@@ -250,13 +263,14 @@ static size_t receive_files(void *buf, size_t n)
 	long r;
 
 	do
-		r = sys(recvmsg, FD_CONTROL, &m, 0x40000000 /* MSG_CMSG_CLOEXEC */);
+		r = sys(recvmsg, socket, &m, 0x40000000 /* MSG_CMSG_CLOEXEC */);
 	while (r == -EINTR);
 	if (r <= 0)
 		die();
+	file_count = 0;
 	if (m.control_len > offsetof(__typeof__(control), fd))
-		for (size_t i = 0; i < (control.len - offsetof(__typeof__(control), fd)) / sizeof *files; i++)
-			files[i] = control.fd[i];
+		for (; file_count < (control.len - offsetof(__typeof__(control), fd)) / sizeof *files; file_count++)
+			files[file_count] = control.fd[file_count];
 	return r;
 }
 
@@ -278,7 +292,7 @@ static void read_request(void)
 	size_t pointers;
 	char *p, *end;
 
-	receive(&h, receive_files(&h, sizeof h), sizeof h);
+	receive(&h, receive_files(FD_CONTROL, &h, sizeof h), sizeof h);
 	if (h.magic != REQUEST_MAGIC || h.size < sizeof h || h.size > REQUEST_MAX || h.argc == 0 ||
 	    h.argc > h.size || h.envc > h.size || h.late > h.size / 2 || h.files > FILES_MAX ||
 	    h.filter_len > h.size / sizeof *filter)
@@ -359,16 +373,8 @@ static void limit(int resource, u64 value, int index)
 
 static void inherit_nothing(int proc)
 {
-	u64 all = ~0ull;
-	struct {
-		u64 handler, flags, restorer, mask;
-	} dfl = { 0, 0, 0, 0 };
 	long fd;
 
-	// Signals ignored by the launcher would stay ignored over exec.
-	for (int s = 1; s <= 64; s++)
-		sys(rt_sigaction, s, &dfl, 0, 8);
-	sys(rt_sigprocmask, SIG_BLOCK, &all, 0, 8);
 	sys(umask, 022);
 	sys(personality, 0);
 	// A launcher protected from the OOM killer would make its jails immune.
@@ -386,7 +392,9 @@ static void inherit_nothing(int proc)
 
 static void pid1(int released);
 
-static __attribute__((used)) _Noreturn void stage(long *argc)
+// network says that the forker has put the stager into a network namespace that
+// no jail has been in.
+static _Noreturn void stage(int network)
 {
 	struct {
 		long type, bsize;
@@ -399,7 +407,11 @@ static __attribute__((used)) _Noreturn void stage(long *argc)
 	// Cleared by no one before the clone; the read of the request below ends
 	// with EOF if the launcher died earlier than this line.
 	sys(prctl, PR_SET_PDEATHSIG, SIGKILL);
-	sys(prctl, PR_SET_NAME, "jail-init"); // the exec was by a number
+	sys(prctl, PR_SET_NAME, "jail-init");
+	// A group of its own: one signal of the launcher reaches both tasks of a
+	// set-up. A task that leads no session can always have one.
+	sys(setpgid, 0, 0);
+	send(MSG_FORKED, sys(getpid), 0, 0, 0, 0);
 
 	proc = sys(openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	must(STAGE_PROC, 0, proc);
@@ -409,9 +421,8 @@ static __attribute__((used)) _Noreturn void stage(long *argc)
 		fail(STAGE_PROC, 2, -EINVAL);
 
 	inherit_nothing(proc);
-	// The most expensive namespace, made while the launcher is still at work.
-	// An argument says that the launcher has made one before the fork.
-	if (*argc == 1)
+	// While the launcher is still at work.
+	if (!network)
 		must(STAGE_CLONE, 2, sys(unshare, CLONE_NEWNET));
 
 	read_request();
@@ -852,5 +863,76 @@ static void pid1(int released)
 	supervise(pid, sigfd, wall ? started + wall : 0, parked);
 }
 
-// The kernel starts a program with the number of its arguments on the stack.
-__asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall stage\n");
+// ---- the forker ----
+
+// fork_stager clones the task that the descriptors are for. numbers has a bit
+// for each one's number in the stager.
+static void fork_stager(u32 numbers, int network)
+{
+	struct message failed = { MSG_FAILED, STAGE_FORK, 3, 0, 0, 0 };
+	long pid = sys(clone, CLONE_PARENT, 0);
+
+	if (pid == 0) {
+		for (int fd = 0, n = 0; fd <= FD_CONTROL; fd++)
+			if (numbers & (1u << fd))
+				sys(dup3, files[n++], fd, 0);
+			else
+				sys(close, fd);
+		sys(close_range, FD_CONTROL + 1, ~0u, 0);
+		stage(network);
+	}
+	if (pid < 0) {
+		failed.c = (s32)-pid;
+		sys(sendto, files[file_count - 1], &failed, sizeof failed, 0x4000 /* MSG_NOSIGNAL */, 0, 0);
+	}
+}
+
+static __attribute__((used)) _Noreturn void forker(void)
+{
+	struct {
+		int fd;
+		short events, revents;
+	} asked = { FD_FORKS, POLLIN, 0 };
+	struct {
+		u64 handler, flags, restorer, mask;
+	} dfl = { 0, 0, 0, 0 };
+	struct __kernel_timespec idle = { 0, AHEAD_NS };
+	u64 all = ~0ull;
+	struct {
+		u32 numbers, count;
+	} fork;
+	int network, started = 0;
+
+	sys(prctl, PR_SET_NAME, "jail-forker"); // the exec was by a number
+	// Signals ignored by the launcher would stay ignored over exec. From here
+	// on none but SIGKILL is heard: the launcher decides on its jails' end.
+	for (int s = 1; s <= 64; s++)
+		sys(rt_sigaction, s, &dfl, 0, 8);
+	sys(rt_sigprocmask, SIG_BLOCK, &all, 0, 8);
+	// Everything up to FD_CONTROL is taken, so that what is received is out
+	// of the way of the numbers that it gets in a stager.
+	sys(close_range, FD_FORKS + 1, ~0u, 0);
+	for (int fd = FD_FORKS + 1; fd <= FD_CONTROL; fd++)
+		sys(dup3, FD_FORKS, fd, 0);
+
+	// The first one is made while the launcher prepares its first jail. A
+	// launcher of a single jail has no use for another.
+	network = sys(unshare, CLONE_NEWNET) == 0;
+	for (;;) {
+		if (!network && started > 1 && sys(ppoll, &asked, 1, &idle, 0, 8) == 0)
+			network = sys(unshare, CLONE_NEWNET) == 0;
+		receive_files(FD_FORKS, &fork, sizeof fork);
+		// Fewer have come if this process may have no more: the launcher
+		// sees the end of its control socket.
+		if (file_count == fork.count) {
+			fork_stager(fork.numbers, network);
+			network = 0; // used once
+			started += started < 2;
+		}
+		for (u32 i = 0; i < file_count; i++)
+			sys(close, files[i]);
+	}
+}
+
+// The kernel starts a program with the stack aligned as at a call's return.
+__asm__(".globl _start\n_start:\n\tand $-16, %rsp\n\tcall forker\n");
