@@ -61,3 +61,24 @@ func (l *Leaf) MemoryUsage() (int64, error) {
 	}
 	return l.mem.dir.count(l.mem.base.version.usage())
 }
+
+// FilePages returns the bytes among them that are pages of files on disks, which
+// the kernel drops and reads again rather than to kill for them.
+func (l *Leaf) FilePages() (int64, error) {
+	done, err := l.use()
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	if l.mem == nil {
+		return 0, fmt.Errorf("cgroup %s: memory is not limited", l.name)
+	}
+	ns, err := l.mem.dir.counts("memory.stat", "active_file", "inactive_file")
+	if err != nil {
+		return 0, err
+	}
+	if ns[0] < 0 || ns[1] < 0 {
+		return 0, fmt.Errorf("memory.stat of %s has no pages of files", l.mem.dir.path)
+	}
+	return ns[0] + ns[1], nil
+}

@@ -2,6 +2,7 @@ package jail_test
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
@@ -307,6 +310,45 @@ func sum(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	return fmt.Sprintf("%x", sha256.Sum256(b))
+}
+
+// C1: a program that grows slowly, whose own code nobody else has in the page
+// cache: the kernel drops and reads it again rather than to kill, for 10 s and more
+// if it is left alone.
+func TestMemoryOfAProgramWithColdCode(t *testing.T) {
+	code, err := os.ReadFile("/usr/bin/python3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/var/tmp", "jail-test") // never a tmpfs, whose pages stay
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/python", code, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(dir + "/python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	s := command("/mnt/python", "-I", "-B", "-c", "x = [bytes(100) for i in range(10**7)]")
+	s.Root.Binds = []rootfs.Bind{{Source: dir, Target: "/mnt"}}
+	s.Budget.MaxMemory, s.Budget.WallClock = 64<<20, time.Minute
+	for range 3 {
+		if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+			t.Fatal(err)
+		}
+		r := run(t, s)
+		if r.Cause != jail.CauseMemory || r.Memory.Scope != "self" || r.Memory.PeakBytes > 64<<20+64<<10 {
+			t.Errorf("cause %q, scope %q, peak %d: %s", r.Cause, r.Memory.Scope, r.Memory.PeakBytes, r.Error)
+		}
+		t.Logf("%v: %s", r.elapsed.Round(time.Millisecond), r.Error)
+		if r.elapsed > 8*time.Second {
+			t.Errorf("took %v", r.elapsed)
+		}
+	}
 }
 
 // C1, C3, C5, C6, C7, J3, J6: memory in whatever shape, from the first page on counts, ends the jail with cause

@@ -22,7 +22,7 @@
 //   - pool.go: jails that are made ahead
 //   - output.go, splice.go: stdout and stderr, counted and capped
 //   - channels.go: the guest's fds 3 and 4
-//   - jail.go: the running jail, its limits and its end
+//   - jail.go, thrash.go: the running jail, its limits and its end
 //   - verdict.go, report.go: why it ended, and the whole account
 //
 // Not promised: protection against bugs of the kernel that an unprivileged

@@ -76,6 +76,7 @@ type facts struct {
 	protocol error
 	wall     bool
 	cpu      bool
+	thrash   string // what the kernel counted of a leaf that only waits for memory
 	output   bool
 	result   *wire.Result
 	resultAt int64 // CLOCK_MONOTONIC
@@ -88,7 +89,7 @@ type facts struct {
 
 // decided tells whether anything has happened that ends a jail.
 func (f *facts) decided() bool {
-	return f.canceled || f.protocol != nil || f.wall || f.cpu || f.output || f.exited || f.lost
+	return f.canceled || f.protocol != nil || f.wall || f.cpu || f.thrash != "" || f.output || f.exited || f.lost
 }
 
 func (f *facts) note(r wire.Result) { f.result, f.resultAt = &r, monotonic() }
@@ -186,6 +187,8 @@ func (j *Jail) watch(ctx context.Context, messages <-chan jailinit.Message) *fac
 	}
 	cpu := newCPUWatch(j.leaf, b.CPUTime, j.parked)
 	defer cpu.stop()
+	thrash := newThrashWatch(j.leaf, b.MaxMemory)
+	defer thrash.stop()
 	var result <-chan wire.Result
 	var startEnd <-chan struct{}
 	var fault <-chan error
@@ -223,6 +226,8 @@ func (j *Jail) watch(ctx context.Context, messages <-chan jailinit.Message) *fac
 			f.wall = true
 		case <-cpu.c:
 			f.cpu = cpu.check()
+		case <-thrash.c:
+			f.thrash = thrash.check()
 		case <-j.allow.full:
 			f.output = true
 		case <-oom:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"example.com/jail/cgroup"
 	"example.com/jail/wire"
 	"example.com/jail/wire/strictjson"
 	"example.com/jail/wire/toolfail"
@@ -77,6 +78,9 @@ func (j *Jail) decide(r *Report, f *facts) {
 		}
 		r.Memory.Scope = string(scope)
 		set(CauseMemory, toolfail.Quota, "out of memory: processes killed by the kernel: %d, limit: %s", r.Memory.OOMKills, r.Memory.Scope)
+	case f.thrash != "":
+		r.Memory.Scope = string(cgroup.Self)
+		set(CauseMemory, toolfail.Quota, "out of memory: %s", f.thrash)
 	case f.cpu:
 		set(CauseCPUTime, toolfail.Quota, "used up %s of cpu time", b.CPUTime)
 	case f.output:
