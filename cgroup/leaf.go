@@ -419,24 +419,9 @@ func (l *Leaf) Pressure() (Pressure, error) {
 	}
 	defer done()
 	if len(l.parts) == 0 {
-		return noPressure(), errNoGroups
+		return noPressure(), fmt.Errorf("pressure of a leaf without groups: %w", errors.ErrUnsupported)
 	}
 	return l.parts[0].base.version.pressure(l.parts[0].dir)
-}
-
-var errNoGroups = fmt.Errorf("pressure of a leaf without groups: %w", errors.ErrUnsupported)
-
-// MemoryStall is the Memory of Pressure. It reads one file.
-func (l *Leaf) MemoryStall() (Stall, error) {
-	done, err := l.use()
-	if err != nil {
-		return noPressure().Memory, err
-	}
-	defer done()
-	if len(l.parts) == 0 {
-		return noPressure().Memory, errNoGroups
-	}
-	return l.parts[0].base.version.memoryStall(l.parts[0].dir)
 }
 
 // Scope tells whose memory ran out when a process of the leaf was OOM-killed.

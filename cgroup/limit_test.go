@@ -507,7 +507,7 @@ func TestALeafIsSafeForConcurrentUse(t *testing.T) {
 		}
 		done := make(chan struct{})
 		calls := []func(){
-			func() { leaf.Stats() }, func() { leaf.Scope() }, func() { leaf.CPUUsage() }, func() { leaf.Procs() }, func() { leaf.Pressure(); leaf.MemoryStall(); leaf.FilePages() },
+			func() { leaf.Stats() }, func() { leaf.Scope() }, func() { leaf.CPUUsage() }, func() { leaf.Procs() }, func() { leaf.Pressure(); leaf.Reclaim() },
 			func() { leaf.OOM() }, func() { leaf.Applied(); leaf.Tasks(); leaf.Dir() },
 			func() {
 				if err := leaf.Kill(); err != nil {
@@ -564,9 +564,8 @@ func TestARemovedLeaf(t *testing.T) {
 			_, err3 := leaf.CPUUsage()
 			_, err4 := leaf.Procs()
 			_, err5 := leaf.Pressure()
-			_, err6 := leaf.MemoryStall()
-			_, err7 := leaf.FilePages()
-			for i, err := range []error{err1, err2, err3, err4, err5, err6, err7} {
+			_, err6 := leaf.Reclaim()
+			for i, err := range []error{err1, err2, err3, err4, err5, err6} {
 				if !errors.Is(err, os.ErrClosed) {
 					t.Errorf("call %d: %v", i, err)
 				}

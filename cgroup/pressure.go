@@ -39,11 +39,17 @@ func (v2) pressure(d dir) (Pressure, error) {
 	for _, file := range []struct {
 		name string
 		to   *Stall
-	}{{memoryPressure, &p.Memory}, {"cpu.pressure", &p.CPU}, {"io.pressure", &p.IO}} {
-		var err error
-		*file.to, err = d.stall(file.name)
-		found = found || err == nil
-		if !errors.Is(err, errors.ErrUnsupported) {
+	}{{"memory.pressure", &p.Memory}, {"cpu.pressure", &p.CPU}, {"io.pressure", &p.IO}} {
+		data, err := d.read(file.name)
+		switch {
+		case err == nil:
+			found = true
+			if *file.to, err = stall(data); err != nil {
+				errs = errors.Join(errs, fmt.Errorf("%s of %s %w", file.name, d.path, err))
+			}
+		case errors.Is(err, unix.ENOENT) && d.exists(), errors.Is(err, unix.EOPNOTSUPP):
+			// Not built in, or turned off with psi=0 or cgroup.pressure.
+		default:
 			errs = errors.Join(errs, err)
 		}
 	}
@@ -51,33 +57,6 @@ func (v2) pressure(d dir) (Pressure, error) {
 		errs = fmt.Errorf("pressure of %s: the kernel counts none: %w", d.path, errors.ErrUnsupported)
 	}
 	return p, errs
-}
-
-const memoryPressure = "memory.pressure"
-
-func (v1) memoryStall(d dir) (Stall, error) {
-	_, err := v1{}.pressure(d)
-	return noPressure().Memory, err
-}
-
-func (v2) memoryStall(d dir) (Stall, error) { return d.stall(memoryPressure) }
-
-// stall reads a pressure file of the group. The error is errors.ErrUnsupported if
-// the kernel has none: not built in, or turned off with psi=0 or cgroup.pressure.
-func (d dir) stall(file string) (Stall, error) {
-	none := noPressure().Memory
-	data, err := d.read(file)
-	switch {
-	case errors.Is(err, unix.ENOENT) && d.exists(), errors.Is(err, unix.EOPNOTSUPP):
-		return none, fmt.Errorf("%s of %s: %w", file, d.path, errors.ErrUnsupported)
-	case err != nil:
-		return none, err
-	}
-	s, err := stall(data)
-	if err != nil {
-		return none, fmt.Errorf("%s of %s %w", file, d.path, err)
-	}
-	return s, nil
 }
 
 // stall reads a pressure file.

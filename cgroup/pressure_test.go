@@ -3,8 +3,6 @@ package cgroup
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -57,9 +55,6 @@ func TestPressureIsNotInvented(t *testing.T) {
 	if p, err := new(Leaf).Pressure(); !errors.Is(err, errors.ErrUnsupported) || p != noPressure() {
 		t.Errorf("a leaf without groups: %+v, %v", p, err)
 	}
-	if s, err := new(Leaf).MemoryStall(); !errors.Is(err, errors.ErrUnsupported) || s != noPressure().Memory {
-		t.Errorf("memory of a leaf without groups: %+v, %v", s, err)
-	}
 	if !inside(t, mountNS) {
 		return
 	}
@@ -69,46 +64,6 @@ func TestPressureIsNotInvented(t *testing.T) {
 	leaf := newTestLeaf(t, need(t, Pids), Limits{Pids: 5})
 	if p, err := leaf.Pressure(); !errors.Is(err, errors.ErrUnsupported) || p != noPressure() {
 		t.Errorf("v1: %+v, %v", p, err)
-	}
-	if s, err := leaf.MemoryStall(); !errors.Is(err, errors.ErrUnsupported) || s != noPressure().Memory {
-		t.Errorf("memory on v1: %+v, %v", s, err)
-	}
-}
-
-var _ = register("write-file", func(args []string) {
-	if err := os.WriteFile(args[0], make([]byte, 4<<20), 0o600); err != nil {
-		fmt.Println(err)
-	}
-	fmt.Println("written")
-	_, _ = io.Copy(io.Discard, os.Stdin)
-})
-
-// What a process of the leaf has written to a disk is there as pages of a file.
-func TestFilePages(t *testing.T) {
-	leaf := newTestLeaf(t, need(t, Memory), Limits{Memory: 64 << 20})
-	if n, err := leaf.FilePages(); n != 0 || err != nil {
-		t.Errorf("fresh: %d, %v", n, err)
-	}
-	dir, err := os.MkdirTemp("/var/tmp", "jail-cgroup") // never a tmpfs
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	start(t, leaf, helperCmd("write-file", dir+"/file")).expect(t, "written")
-	used, err := leaf.MemoryUsage()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// What the kernel counts for each processor comes with a delay.
-	within("the pages are counted", 10*time.Second, func() bool {
-		n, err := leaf.FilePages()
-		if err != nil || n > used {
-			t.Fatalf("%d of %d, %v", n, used, err)
-		}
-		return n >= 4<<20
-	})
-	if n, err := newTestLeaf(t, need(t, Pids), Limits{Pids: 5}).FilePages(); err == nil {
-		t.Errorf("memory is not limited: %d", n)
 	}
 }
 
@@ -143,10 +98,6 @@ func TestPressureOfFiles(t *testing.T) {
 			p, err := v2{}.pressure(d)
 			if p != tt.want || (err != nil) != (tt.unsupported || tt.bad) || errors.Is(err, errors.ErrUnsupported) != tt.unsupported {
 				t.Errorf("pressure = %+v, %v\nwant       %+v", p, err, tt.want)
-			}
-			m, err := v2{}.memoryStall(d)
-			if m != p.Memory || errors.Is(err, errors.ErrUnsupported) != (tt.memory == "") || (err != nil) != (tt.memory == "") {
-				t.Errorf("memory alone = %+v, %v\nwant          %+v", m, err, p.Memory)
 			}
 		})
 	}

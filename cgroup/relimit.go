@@ -3,6 +3,7 @@ package cgroup
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 )
 
@@ -62,23 +63,30 @@ func (l *Leaf) MemoryUsage() (int64, error) {
 	return l.mem.dir.count(l.mem.base.version.usage())
 }
 
-// FilePages returns the bytes among them that are pages of files on disks, which
-// the kernel drops and reads again rather than to kill for them.
-func (l *Leaf) FilePages() (int64, error) {
+// Reclaim is what becomes of pages of files in a leaf whose memory is scarce.
+type Reclaim struct {
+	FilePages   int64 // bytes that are there and can be dropped
+	Refaults    int64 // bytes read again after they had been dropped, since the leaf was made
+	MajorFaults int64 // page faults that waited for a disk, since the leaf was made
+}
+
+// Reclaim reads what the kernel did to stay below the leaf's memory limit
+// (Linux 5.9, cgroup v1 and v2).
+func (l *Leaf) Reclaim() (Reclaim, error) {
 	done, err := l.use()
 	if err != nil {
-		return 0, err
+		return Reclaim{}, err
 	}
 	defer done()
 	if l.mem == nil {
-		return 0, fmt.Errorf("cgroup %s: memory is not limited", l.name)
+		return Reclaim{}, fmt.Errorf("cgroup %s: memory is not limited", l.name)
 	}
-	ns, err := l.mem.dir.counts("memory.stat", "active_file", "inactive_file")
+	ns, err := l.mem.dir.counts("memory.stat", "active_file", "inactive_file", "workingset_refault_file", "pgmajfault")
 	if err != nil {
-		return 0, err
+		return Reclaim{}, err
 	}
-	if ns[0] < 0 || ns[1] < 0 {
-		return 0, fmt.Errorf("memory.stat of %s has no pages of files", l.mem.dir.path)
+	if slices.Min(ns) < 0 {
+		return Reclaim{}, fmt.Errorf("reclaim of %s: memory.stat does not have it: %w", l.mem.dir.path, errors.ErrUnsupported)
 	}
-	return ns[0] + ns[1], nil
+	return Reclaim{ns[0] + ns[1], ns[2] * int64(os.Getpagesize()), ns[3]}, nil
 }

@@ -29,7 +29,6 @@ type version interface {
 	// pressure returns what the kernel counted of stalls in d. The error is
 	// errors.ErrUnsupported if it counts none.
 	pressure(d dir) (Pressure, error)
-	memoryStall(d dir) (Stall, error)
 
 	// cpu returns the CPU time used in d and below.
 	cpu(d dir) (time.Duration, error)

@@ -351,6 +351,46 @@ func TestMemoryOfAProgramWithColdCode(t *testing.T) {
 	}
 }
 
+// A program that works on a file larger than its memory is at its limit all the
+// time, reads again what was dropped, and is not out of memory.
+func TestMemoryIsEnoughForALargerFile(t *testing.T) {
+	dir, err := os.MkdirTemp("/var/tmp", "jail-test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/file", make([]byte, 96<<20), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(dir + "/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		t.Fatal(err)
+	}
+	s := command("/usr/bin/python3", "-I", "-B", "-c", `
+import mmap, time
+f = open("/mnt/file", "rb")
+m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+keep = bytearray(24 << 20)
+end, n = time.monotonic() + 4, 0
+while time.monotonic() < end:
+    for i in range(0, len(m), 4096): n += m[i]
+print(n)
+`)
+	s.Root.Binds = []rootfs.Bind{{Source: dir, Target: "/mnt"}}
+	s.Budget.MaxMemory, s.Budget.WallClock = 64<<20, time.Minute
+	r := run(t, s)
+	if r.Cause != jail.CauseOK || r.stdout != "0\n" {
+		t.Errorf("cause %q: %s, %q", r.Cause, r.Error, r.stdout)
+	}
+	if r.Memory.PeakBytes < 60<<20 {
+		t.Errorf("peak %d: it was not at its limit", r.Memory.PeakBytes)
+	}
+}
+
 // C1, C3, C5, C6, C7, J3, J6: memory in whatever shape, from the first page on counts, ends the jail with cause
 // memory or fails in the program, and never passes the limit.
 func TestMemoryInEveryShape(t *testing.T) {

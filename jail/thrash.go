@@ -17,21 +17,16 @@ import (
 type thrashWatch struct {
 	leaf  *cgroup.Leaf
 	limit int64
-	last  cgroup.Stall
+	last  *cgroup.Reclaim // at the last look, nil if it was not close to the limit then
 	t     *time.Ticker
 	c     <-chan time.Time
 }
 
-// thrashEvery is how often it looks: a jail that is shorter costs nothing. Of that
-// time it takes thrashStall of waiting: 0.75 s were seen on an idle machine, less
-// where programs wait for a processor, too.
-const (
-	thrashEvery = time.Second
-	thrashStall = 300 * time.Millisecond
-)
+// thrashEvery is how often it looks: a jail that is shorter costs nothing.
+const thrashEvery = time.Second
 
 func newThrashWatch(leaf *cgroup.Leaf, limit int64) *thrashWatch {
-	w := &thrashWatch{leaf: leaf, limit: limit}
+	w := &thrashWatch{leaf: leaf, limit: limit, last: &cgroup.Reclaim{}}
 	if limit > 0 {
 		w.t = time.NewTicker(thrashEvery)
 		w.c = w.t.C
@@ -40,38 +35,39 @@ func newThrashWatch(leaf *cgroup.Leaf, limit int64) *thrashWatch {
 }
 
 // check tells what the kernel counted since the last look if that is the end, and
-// nothing otherwise. Where the kernel counts no stalls it stops looking.
+// nothing otherwise.
 func (w *thrashWatch) check() string {
-	now, err := w.leaf.MemoryStall()
-	if err != nil {
-		w.stop()
-		return ""
-	}
-	stalled := now.Full - w.last.Full
-	w.last = now
-	if stalled < thrashStall {
-		return ""
-	}
+	last := w.last
+	w.last = nil
 	used, err := w.leaf.MemoryUsage()
+	if err != nil || used < w.limit-w.little() {
+		return ""
+	}
+	now, err := w.leaf.Reclaim()
 	if err != nil {
+		return "" // the kernel does not count it
+	}
+	w.last = &now
+	if last == nil {
 		return ""
 	}
-	files, err := w.leaf.FilePages()
-	if err != nil || !thrashing(stalled, used, files, w.limit) {
+	again, faults := now.Refaults-last.Refaults, now.MajorFaults-last.MajorFaults
+	if !thrashing(again, faults, now.FilePages, w.little()) {
 		return ""
 	}
-	return fmt.Sprintf("all processes waited for memory for %d of %d ms, %d bytes of %d used, %d of them file pages",
-		stalled.Milliseconds(), thrashEvery.Milliseconds(), used, w.limit, files)
+	return fmt.Sprintf("%d of %d bytes used, and in %s the kernel dropped and read again %d bytes of code, of which %d are left",
+		used, w.limit, thrashEvery, again, now.FilePages)
 }
 
-// thrashing judges one interval. Waiting alone is no sign: memory.high makes a
-// program wait below its limit, the host's or an ancestor's lack of memory does,
-// and a program may work, slowly, on files that are larger than its memory. Out
-// of memory is who waits again and again at the limit with next to nothing left
-// that could be dropped.
-func thrashing(stalled time.Duration, used, files, limit int64) bool {
-	little := max(limit/32, 1<<20)
-	return stalled >= thrashStall && used >= limit-little && files <= little
+// little is what makes no difference to the limit.
+func (w *thrashWatch) little() int64 { return max(w.limit/32, 1<<20) }
+
+// thrashing judges one interval of a leaf at its limit. Reading again alone is no
+// sign: a program may work on files that are larger than its memory. Out of
+// memory is who has little left that could be dropped, reads all of that again
+// many times over, and by page faults, as code is.
+func thrashing(again, faults, files, little int64) bool {
+	return files <= little && again >= 8*max(files, 256<<10) && faults >= 20
 }
 
 func (w *thrashWatch) stop() {

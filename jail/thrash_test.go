@@ -1,30 +1,27 @@
 package jail
 
-import (
-	"testing"
-	"time"
-)
+import "testing"
 
 func TestThrashing(t *testing.T) {
-	const limit = 64 << 20
+	const little = 2 << 20 // of 64 MiB
 	for _, c := range []struct {
-		name        string
-		stalled     time.Duration
-		used, files int64
-		limit       int64
-		want        bool
+		name                 string
+		again, faults, files int64
+		want                 bool
 	}{
-		// Read from the kernel's books, Linux 6.18.
-		{"Python with cold code, at its limit", 740 * time.Millisecond, limit, 516096, limit, true},
-		{"the same, a page below the limit", 740 * time.Millisecond, limit - 4096, 516096, limit, true},
-		{"a program that works in between", 200 * time.Millisecond, limit, 516096, limit, false},
-		{"held back by memory.high", 990 * time.Millisecond, limit / 2, 0, limit, false},
-		{"the host's lack of memory", 990 * time.Millisecond, limit - 8<<20, 0, limit, false},
-		{"a file larger than the memory, on a slow disk", 990 * time.Millisecond, limit, limit / 2, limit, false},
-		{"1 GiB, 30 MiB of it files", 800 * time.Millisecond, 1 << 30, 30 << 20, 1 << 30, true},
-		{"8 MiB", 800 * time.Millisecond, 8 << 20, 500 << 10, 8 << 20, true},
+		// From the kernel's books, a second of each.
+		{"Python with cold code, Linux 6.18 on v1", 325 << 20, 733, 516096, true},
+		{"Python with cold code, emulated Linux 6.1 on v2", 52 << 20, 430, 225280, true},
+		{"the same at its end", 73 << 20, 594, 147456, true},
+		{"on a disk of 100 reads a second", 6 << 20, 100, 516096, true},
+
+		{"nothing was dropped", 0, 0, 1 << 20, false},
+		{"more code is loaded for the first time", 0, 800, 1 << 20, false},
+		{"a file is read again and again", 500 << 20, 3, 1 << 20, false},
+		{"a mapped file that is larger than the memory", 500 << 20, 4000, 30 << 20, false},
+		{"some code came back", 1 << 20, 50, 1 << 20, false},
 	} {
-		if got := thrashing(c.stalled, c.used, c.files, c.limit); got != c.want {
+		if got := thrashing(c.again, c.faults, c.files, little); got != c.want {
 			t.Errorf("%s: %t", c.name, got)
 		}
 	}
