@@ -91,6 +91,19 @@ func (ls *IOLimits) check() error {
 	return nil
 }
 
+// kinds names what is limited, without the values.
+func (ls *IOLimits) kinds() (names []string) {
+	if ls == nil {
+		return nil
+	}
+	for _, l := range *ls {
+		for _, r := range l.rates() {
+			names = append(names, l.Device+" "+r.two)
+		}
+	}
+	return names
+}
+
 // throttles makes sure that the group has a file that limits rates.
 func (d dir) throttles(name string) error {
 	_, err := d.read(name)

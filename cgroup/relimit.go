@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrOtherLimits is returned by [Leaf.Limit] for limits of another kind than the
@@ -12,12 +14,13 @@ import (
 var ErrOtherLimits = errors.New("the leaf was not made for these limits")
 
 // Limit replaces the values of the limits that NewLeaf set, and reads them back.
-// A value may go up or down; l asks for the same controllers as before, or the
-// error is [ErrOtherLimits] and nothing has changed. After another error some of
-// the values may be the new ones.
+// A value may go up or down; l asks for the same controllers, and the same rates of
+// the same devices, as before, or the error is [ErrOtherLimits] and nothing has
+// changed. After another error some of the values may be the new ones.
 //
 // What is used already may exceed a lower memory limit: v1 refuses it then
-// (EBUSY), v2 reclaims, and kills if that is not enough.
+// (EBUSY), v2 reclaims, and kills if that is not enough. A pids limit below the
+// number of tasks that are there is EBUSY.
 func (l *Leaf) Limit(limits Limits) error {
 	if err := limits.Check(); err != nil {
 		return err
@@ -32,13 +35,17 @@ func (l *Leaf) Limit(limits Limits) error {
 	if limits == l.limits {
 		return nil
 	}
-	if !slices.Equal(limits.asked(), l.limits.asked()) || (limits.Memory > 0) != (l.limits.Memory > 0) || (limits.MemoryHigh > 0) != (l.limits.MemoryHigh > 0) {
+	if !slices.Equal(limits.asked(), l.limits.asked()) || (limits.Memory > 0) != (l.limits.Memory > 0) || (limits.MemoryHigh > 0) != (l.limits.MemoryHigh > 0) ||
+		!slices.Equal(limits.IO.kinds(), l.limits.IO.kinds()) {
 		return fmt.Errorf("limit cgroup %s: %w", l.name, ErrOtherLimits)
 	}
 	var applied []Applied
 	for _, p := range l.parts {
 		for _, c := range p.controllers {
 			as, err := p.base.version.limit(p.dir, c, limits)
+			if err == nil && c == Pids && limits.Pids < l.limits.Pids {
+				err = p.dir.tasksWithin(limits.Pids)
+			}
 			if err != nil {
 				l.limits = Limits{} // of which nobody knows what they are
 				return fmt.Errorf("limit cgroup %s: %w", l.name, err)
@@ -48,6 +55,16 @@ func (l *Leaf) Limit(limits Limits) error {
 	}
 	l.applied, l.limits = applied, limits
 	return nil
+}
+
+// tasksWithin refuses a limit that is exceeded already: the kernel takes it, and
+// lets the tasks be.
+func (d dir) tasksWithin(limit int64) error {
+	n, err := d.count("pids.current")
+	if err == nil && n > limit {
+		err = fmt.Errorf("set pids.max of %s to %d: %d tasks are there: %w", d.path, limit, n, unix.EBUSY)
+	}
+	return err
 }
 
 // MemoryUsage returns the bytes that are charged to the leaf now.

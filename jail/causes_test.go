@@ -169,6 +169,7 @@ func TestRefusedSpecs(t *testing.T) {
 		{"unknown item given up", func(s *jail.Spec) { s.AllowUnenforced = []jail.Item{"memory"} }, []string{"allow_unenforced"}},
 		{"bad environment", func(s *jail.Spec) { s.Env = []string{"NOVALUE"} }, []string{"env"}},
 		{"NUL in an argument", func(s *jail.Spec) { s.Args = []string{"/bin/echo", "a\x00b"} }, []string{"args"}},
+		{"program that is no UTF-8", func(s *jail.Spec) { s.Script = &jail.Script{Program: "x = '\xff'"} }, []string{"program"}},
 		{"user id that the launcher hands out", func(s *jail.Spec) { s.User = &jail.User{UID: 0x60000001} }, []string{"user"}},
 		{"arguments too large", func(s *jail.Spec) { s.Args = []string{"/bin/echo", strings.Repeat("x", 1<<20)} }, []string{"args"}},
 	} {

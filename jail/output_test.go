@@ -131,3 +131,28 @@ func TestReaderOfAPipeThatIsStuckOrGone(t *testing.T) {
 		t.Errorf("gone: cause %q, signal %v, %d bytes", r.Cause, r.Signal, len(got))
 	}
 }
+
+// A deadline that the caller has set on its pipe ends the output, as it does where
+// bytes are copied.
+func TestDeadlineOfAPipe(t *testing.T) {
+	for name, writer := range map[string]func(*os.File) io.Writer{
+		"spliced": func(f *os.File) io.Writer { return f },
+		"copied":  func(f *os.File) io.Writer { return struct{ io.Writer }{f} },
+	} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close() // and nobody reads
+		defer w.Close()
+		if err := w.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		s := command("/usr/bin/yes")
+		s.Budget.MaxOutput = 0
+		s.Stdout = writer(w)
+		if r := run(t, s); r.Cause != jail.CauseSignaled || r.Signal == nil || *r.Signal != 13 {
+			t.Errorf("%s: cause %q (%s), %+v", name, r.Cause, r.Error, r.Stdout)
+		}
+	}
+}

@@ -339,8 +339,14 @@ func (p *Pool) Close() {
 	}
 }
 
-// healthy tells whether a parked jail has its pid 1 and nothing to tell.
+// healthy tells whether a parked jail has its pid 1 and nothing to tell, and lost
+// no process for want of memory: that would count as the run's.
 func (j *Jail) healthy() bool {
+	select {
+	case <-j.leaf.OOM():
+		return false
+	default:
+	}
 	fds := []unix.PollFd{{Fd: int32(j.pidfd.Fd()), Events: unix.POLLIN}, {Fd: int32(j.control.Fd()), Events: unix.POLLIN}}
 	for {
 		n, err := unix.Poll(fds, 0)
@@ -366,12 +372,18 @@ func (j *Jail) release(ctx context.Context, spec Spec) error {
 		j.stdin.Close()
 		j.stdin = nil
 	}
-	if err := j.priority(0); err != nil {
+	if err := j.priority(); err != nil {
 		return setupError("priority", err)
 	}
 	faults.Here("pool.priority")
 	if j.channels == nil {
 		return j.handshake(ctx, nil)
+	}
+	// A guest may have threads and children that went on while it was parked.
+	if used, err := j.leaf.CPUUsage(); err == nil && used > j.parked.user+j.parked.system+100*time.Microsecond {
+		if err := j.markParked(); err != nil {
+			return setupError("cgroup", err)
+		}
 	}
 	wall := spec.Budget.WallClock
 	if wall > 0 {
@@ -395,11 +407,17 @@ var yields = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// priority sets the nice value of all that is in a parked jail.
-func (j *Jail) priority(nice int) error {
+// priority gives all that is in a parked jail the nice value of the launcher,
+// which a fresh jail has.
+func (j *Jail) priority() error {
 	if !j.request.Yield {
 		return nil
 	}
+	n, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return err
+	}
+	nice := 20 - n // the system call's own result is never negative
 	if err := unix.Setpriority(unix.PRIO_PROCESS, j.pid, nice); err != nil {
 		return err
 	}
@@ -410,7 +428,7 @@ func (j *Jail) priority(nice int) error {
 	if err := unix.Setpriority(unix.PRIO_PGRP, j.guest, nice); err != nil {
 		return err
 	}
-	return autogroup(j.guest, nice)
+	return autogroup(j.guest, 0)
 }
 
 // autogroup sets the nice value of a process's session among sessions, which
@@ -452,7 +470,7 @@ func (j *Jail) settle(ctx context.Context) error {
 		case <-time.After(settleEvery):
 		}
 		if !j.healthy() {
-			return setupError("park", fmt.Errorf("the guest ended before its Start: %q", j.lastWords()))
+			return setupError("park", fmt.Errorf("the guest ended, or ran out of memory, before its Start: %q", j.lastWords()))
 		}
 		now := asleep(j.guest)
 		if now != "" && now == last {
@@ -460,6 +478,12 @@ func (j *Jail) settle(ctx context.Context) error {
 		}
 		last = now
 	}
+	_ = j.leaf.OOM() // watched from here on
+	return j.markParked()
+}
+
+// markParked has the CPU time used up to now left out of the run's.
+func (j *Jail) markParked() error {
 	stats, err := j.leaf.Stats()
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -68,6 +69,16 @@ func budget(change func(*jail.Budget)) *jail.Budget {
 	return &b
 }
 
+// ownNice is the nice value of this process.
+func ownNice(t *testing.T) int {
+	t.Helper()
+	n, err := syscall.Getpriority(syscall.PRIO_PROCESS, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return 20 - n // as the system call has it
+}
+
 // A parked jail becomes exactly what a fresh one is: posture, priority, limits,
 // verdicts.
 func TestPoolOfCommands(t *testing.T) {
@@ -87,7 +98,7 @@ func TestPoolOfCommands(t *testing.T) {
 	}{
 		{"exit code", jail.Use{Args: sh("exit 7")}, jail.CauseProgram, ""},
 		{"signal", jail.Use{Args: sh("kill -SEGV $$")}, jail.CauseSignaled, ""},
-		{"priority", jail.Use{Args: sh("nice; cut -d' ' -f2- /proc/self/autogroup 2>/dev/null || echo nice 0")}, jail.CauseOK, "0\nnice 0\n"},
+		{"priority", jail.Use{Args: sh("nice; cut -d' ' -f2- /proc/self/autogroup 2>/dev/null || echo nice 0")}, jail.CauseOK, fmt.Sprintf("%d\nnice 0\n", ownNice(t))},
 		{"own wall clock", jail.Use{Args: sh("sleep 60"), Budget: budget(func(b *jail.Budget) { b.WallClock = 200 * time.Millisecond })}, jail.CauseWall, ""},
 		{"own memory limit", jail.Use{Args: []string{"/usr/bin/python3", "-c", "x = bytearray(1 << 28)"}, Budget: budget(func(b *jail.Budget) { b.MaxMemory = 64 << 20 })}, jail.CauseMemory, ""},
 		{"more memory", jail.Use{Args: []string{"/usr/bin/python3", "-c", "print(len(bytearray(1 << 28)))"}, Budget: budget(func(b *jail.Budget) { b.MaxMemory = 512 << 20 })}, jail.CauseOK, "268435456\n"},
@@ -250,12 +261,8 @@ func TestPoolCountsFromTheTake(t *testing.T) {
 	p := pool(t, s, 1)
 	time.Sleep(500 * time.Millisecond)
 	// What is parked runs at the lowest priority, what is taken at ours.
-	prio, err := syscall.Getpriority(syscall.PRIO_PROCESS, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	r := runIn(t, p, jail.Use{Script: &jail.Script{Program: "import os\nos.nice(0)"}})
-	if r.Cause != jail.CauseOK || string(r.Value) != strconv.Itoa(20-prio) {
+	if r.Cause != jail.CauseOK || string(r.Value) != strconv.Itoa(ownNice(t)) {
 		t.Errorf("cause %q: %s, %s", r.Cause, r.Error, r.Value)
 	}
 	if r.WallNS > int64(400*time.Millisecond) || r.CPUUserNS+r.CPUSystemNS > int64(100*time.Millisecond) {
@@ -313,6 +320,125 @@ func TestPoolDiscardsTheDead(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// What a guest and its children do while they are parked is no part of the run
+// that gets them: no CPU time, no OOM kill, no tasks beyond the run's limit.
+func TestPoolLeavesOutWhatHappenedWhileParked(t *testing.T) {
+	trigger := t.TempDir()
+	// after runs something beside the guest once there is a file of that name.
+	after := func(file, do string) jail.Spec {
+		s := script(t, "import time\ntime.sleep(0.1)\n42", nil, invoke.Options{})
+		s.Root.Binds = []rootfs.Bind{{Source: trigger, Target: "/trigger"}}
+		s.Budget.CPUTime = time.Hour
+		s.Args = []string{"/bin/sh", "-c", "(until [ -e /trigger/" + file + " ]; do sleep 0.01; done; " + do + ") & exec " + strings.Join(s.Args, " ")}
+		return s
+	}
+	create := func(file string) string {
+		t.Helper()
+		file = filepath.Join(trigger, file)
+		if err := os.WriteFile(file, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	state := func(pid string) string {
+		b, _ := os.ReadFile("/proc/" + pid + "/stat")
+		_, s, _ := strings.Cut(string(b), ") ")
+		return s[:min(len(s), 1)]
+	}
+	children := func(pid string) []string {
+		b, _ := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
+		return strings.Fields(string(b))
+	}
+
+	t.Run("cpu time", func(t *testing.T) {
+		s := after("spin", "while [ -e /trigger/spin ]; do :; done; sleep 60")
+		p := pool(t, s, 1)
+		file := create("spin")
+		// The pool has it at the lowest priority: as long as that takes.
+		pid := strconv.Itoa(childrenNamed(t, "jail-init")[0])
+		await(t, "300 ms of cpu time", func() bool {
+			for _, guest := range children(pid) {
+				for _, c := range children(guest) {
+					b, _ := os.ReadFile("/proc/" + c + "/schedstat")
+					ns, _, _ := strings.Cut(string(b), " ")
+					if n, _ := strconv.ParseInt(ns, 10, 64); n > 300e6 {
+						return true
+					}
+				}
+			}
+			return false
+		})
+		os.Remove(file)
+		r := runIn(t, p, jail.Use{Budget: budget(func(b *jail.Budget) { b.CPUTime = 200 * time.Millisecond })})
+		if r.Cause != jail.CauseOK || r.CPUUserNS+r.CPUSystemNS > int64(200*time.Millisecond) {
+			t.Errorf("cause %q (%s), %d ns of cpu time", r.Cause, r.Error, r.CPUUserNS+r.CPUSystemNS)
+		}
+	})
+	t.Run("oom kill", func(t *testing.T) {
+		p := pool(t, after("eat", "exec /usr/bin/python3 -c 'x = bytearray(1 << 30)'"), 1)
+		pid := strconv.Itoa(childrenNamed(t, "jail-init")[0])
+		file := create("eat")
+		await(t, "the kill", func() bool {
+			guest := children(pid)
+			if len(guest) == 0 || state(guest[0]) == "Z" {
+				return true // cgroup v2 kills all of it
+			}
+			eater := children(guest[0])
+			return len(eater) == 0 || state(eater[0]) == "Z"
+		})
+		os.Remove(file)
+		time.Sleep(50 * time.Millisecond) // until the kernel's notification was read
+		r := runAny(t, p, jail.Use{})
+		if r.Cause != jail.CauseOK || r.Memory.OOMKills != 0 {
+			t.Errorf("cause %q (%s), %+v", r.Cause, r.Error, r.Memory)
+		}
+		if s := p.Stats(); s.Discarded != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("tasks", func(t *testing.T) {
+		p := pool(t, after("never", ""), 1)
+		r := runAny(t, p, jail.Use{Budget: budget(func(b *jail.Budget) { b.CPUTime, b.MaxPIDs = time.Hour, 1 })})
+		if s := p.Stats(); s.Discarded != 1 || s.Fresh != 1 || r.PIDs.Peak > 1 {
+			t.Errorf("%+v, %+v, cause %q", s, r.PIDs, r.Cause)
+		}
+	})
+}
+
+var niceHelper = registerHelper("nice", func(args []string) {
+	s := shell("nice")
+	s.Templates = &rootfs.Cache{Dir: args[0]}
+	p, err := jail.NewPool(s, 2)
+	if err != nil {
+		panic(err)
+	}
+	defer p.Close()
+	for range 4 {
+		if err := p.Fill(context.Background()); err != nil {
+			panic(err)
+		}
+		if _, err := p.Run(context.Background(), jail.Use{Stdout: os.Stdout}); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(p.Stats().Taken)
+})
+
+// A parked jail gets the priority that a fresh one has: the launcher's.
+func TestPoolOfANiceLauncher(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := min(ownNice(t)+3, 19)
+	cmd := helperCommand(niceHelper)
+	cmd.Path, cmd.Args = "/usr/bin/nice", []string{"nice", "-n", "3", exe, templates.Dir}
+	out, err := cmd.CombinedOutput()
+	if want := strings.Repeat(fmt.Sprintln(n), 4) + "4\n"; err != nil || string(out) != want {
+		t.Errorf("%v, %q, want %q", err, out, want)
 	}
 }
 

@@ -48,7 +48,7 @@ var postureVolatile = []struct {
 	{regexp.MustCompile(` (private|shared|master):\d+`), ""},
 	{regexp.MustCompile(`size=\d+k`), "size=N"},
 	{regexp.MustCompile(`,inode64\b`), ""}, // CONFIG_TMPFS_INODE64
-	{regexp.MustCompile(`(?m)^(Max (processes|pending signals|msgqueue size|stack size|address space|data size|resident set|file size|file locks|cpu time|nice priority|realtime timeout) +).*$`), "$1HOST"},
+	{regexp.MustCompile(`(?m)^(Max (processes|pending signals|msgqueue size|resident set|file locks|nice priority|realtime timeout) +).*$`), "$1HOST"},
 	{regexp.MustCompile(`(?m)^\d+:([a-z_,=]*):/$`), "N:$1:/"},
 }
 

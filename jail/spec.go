@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"example.com/jail/cgroup"
 	"example.com/jail/invoke"
@@ -263,6 +264,9 @@ func (s *Spec) check() []Refusal {
 	}
 	if s.Script != nil && len(s.Script.Program) > MaxProgram {
 		refuse("program", "make the program smaller", "program of %d bytes, at most %d", len(s.Script.Program), MaxProgram)
+	}
+	if s.Script != nil && !utf8.ValidString(s.Script.Program) {
+		refuse("program", "save it as UTF-8", "program is not valid UTF-8") // JSON carries no other
 	}
 	return bad
 }

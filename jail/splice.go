@@ -101,7 +101,7 @@ func (s *stream) move(to syscall.RawConn, n int) bool {
 			}
 		})
 		switch {
-		case spliceErr == unix.EAGAIN && err != nil:
+		case spliceErr == unix.EAGAIN && err != nil && !errors.Is(err, os.ErrDeadlineExceeded):
 			// A file that the runtime cannot wait for, standard output say.
 			err = to.Control(func(fd uintptr) {
 				_, spliceErr = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, -1)

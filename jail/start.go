@@ -388,10 +388,31 @@ func (j *Jail) launch(ctx context.Context, template *rootfs.Template, park parki
 	request.GIDMap = fmt.Sprintf("%d %d 1\n%d %d 1\n", request.GID, outer, request.InitID, request.InitID)
 	j.request = request
 	if err := j.handshake(ctx, files); err != nil {
-		return err
+		return j.starved(err)
 	}
 	j.leaf.Entered()
 	return nil
+}
+
+// starved explains an init that was killed since the memory limit does not even
+// let a jail be made.
+func (j *Jail) starved(err error) error {
+	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	stats, statErr := j.leaf.Stats()
+	scope, scopeErr := j.leaf.Scope()
+	if statErr != nil || scopeErr != nil || stats.OOMKills <= 0 {
+		return err
+	}
+	if scope != cgroup.Self {
+		return setupError("memory", fmt.Errorf("the %s is out of it: %w", scope, syscall.ENOMEM))
+	}
+	return &RefusedError{Items: []Refusal{{
+		Item:   string(ItemMemory),
+		Reason: fmt.Sprintf("%d bytes are too few for the jail itself", j.spec.Budget.MaxMemory),
+		Fix:    "give 1 MiB or more",
+	}}}
 }
 
 // encodeRequest adds what is to be run, and for how long.
@@ -629,11 +650,13 @@ func pipe(writes bool) (r, w *os.File, err error) {
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, os.NewSyscallError("pipe2", err)
 	}
-	ours := fds[0]
+	// By /dev/stdin, /dev/stdout or /dev/stderr the program opens its end anew, in
+	// its own direction only. The pipe is the launcher's, so the last bits count.
+	ours, mode := fds[0], uint32(0o602)
 	if writes {
-		ours = fds[1]
+		ours, mode = fds[1], 0o604
 	}
-	if err := unix.SetNonblock(ours, true); err != nil {
+	if err := errors.Join(unix.SetNonblock(ours, true), unix.Fchmod(ours, mode)); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
 		return nil, nil, os.NewSyscallError("fcntl", err)

@@ -22,7 +22,13 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// A consumer that closes the pipe ends the program in the jail, not the
 	// launcher, which still has a report to write.
 	signal.Ignore(syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ends := []os.Signal{syscall.SIGTERM, syscall.SIGQUIT}
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGHUP} {
+		if !signal.Ignored(s) { // by nohup, or by a shell's &
+			ends = append(ends, s)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 
 	a := &app{stdin: stdin, stdout: &lastByte{w: stdout}, stderr: stderr}
@@ -41,7 +47,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// Flags that could not be parsed: nothing was started, but whoever asked
 	// for a report gets one.
 	fmt.Fprintf(stderr, "jail: %v\n", err)
-	a.reportUsage(args, err)
+	a.reportUsage(ctx, args, err)
 	return exitFailed
 }
 

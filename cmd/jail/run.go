@@ -153,14 +153,24 @@ func readProgram(file string) (string, error) {
 
 // execute runs one jail: flags to spec, spec to report, report to exit code.
 func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) (func(), error)) error {
-	report, err := a.openReport(o)
-	if err != nil {
-		fmt.Fprintf(a.stderr, "jail: %v\n", err)
-		return &exitError{exitFailed}
-	}
 	var events *eventStream
 	if o.events != "" {
 		events = newEventStream(a.stdout, o.events)
+	}
+	report, err := a.openReport(ctx, o)
+	if err != nil {
+		a.tell("%v", err)
+		if ctx.Err() == nil {
+			err = refusal("report", err.Error(), "give a file that can be written")
+		} else {
+			err = ctx.Err()
+		}
+		r := jail.NewReport("", err)
+		if events != nil {
+			events.name(r.ID)
+			_ = waitFor(ctx.Done(), func() error { return events.exit(r, err) })
+		}
+		return &exitError{exitCode(r)}
 	}
 	if err := ownScope(ctx); err != nil {
 		fmt.Fprintf(a.stderr, "jail: %v\n", err)
@@ -205,13 +215,13 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		if err != nil {
 			events.name(r.ID)
 		}
-		if werr := events.exit(r, err); werr != nil {
-			fmt.Fprintf(a.stderr, "jail: %v\n", werr)
+		if werr := waitFor(ctx.Done(), func() error { return events.exit(r, err) }); werr != nil {
+			a.tell("%v", werr)
 		}
 	}
 	a.explain(r, err)
-	if werr := report(r); werr != nil {
-		fmt.Fprintf(a.stderr, "jail: write report: %v\n", werr)
+	if werr := waitFor(ctx.Done(), func() error { return report(r) }); werr != nil {
+		a.tell("write report: %v", werr)
 		return &exitError{exitFailed}
 	}
 	if err == nil {
@@ -219,6 +229,24 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 	}
 	a.code = exitCode(r)
 	return nil
+}
+
+// waitFor runs f, which may have to do with somebody who does not read, and gives
+// it up once jail.StallTimeout has passed after done was closed.
+func waitFor(done <-chan struct{}, f func() error) error {
+	end := make(chan error, 1)
+	go func() { end <- f() }()
+	select {
+	case err := <-end:
+		return err
+	case <-done:
+	}
+	select {
+	case err := <-end:
+		return err
+	case <-time.After(jail.StallTimeout):
+		return errors.New("nobody reads it")
+	}
 }
 
 // templatesEnv names another directory for pinned templates than the default.
@@ -244,23 +272,59 @@ func (a *app) progress() func(done, total int64) {
 	}
 }
 
-// explain says in one line why a run did not end by itself.
+// explain says in one line why a run did not end by itself, and in another what a
+// reader that is still there has missed.
 func (a *app) explain(r *jail.Report, err error) {
+	if r.Cause != jail.CauseOutput {
+		for _, s := range []struct {
+			name  string
+			to    io.Writer
+			usage jail.StreamUsage
+		}{{"stdout", a.stdout.w, r.Stdout}, {"stderr", a.stderr, r.Stderr}} {
+			if s.usage.Dropped > 0 && !readerGone(s.to) {
+				a.tell("%s: %d bytes were not delivered", s.name, s.usage.Dropped)
+			}
+		}
+	}
 	switch {
 	case err != nil:
-		fmt.Fprintf(a.stderr, "jail: %s\n", oneLine(err.Error()))
+		a.tell("%s", oneLine(err.Error()))
 	case r.Cause == jail.CauseOK || r.Cause == jail.CauseProgram:
 	case r.Cause == jail.CauseOutput:
-		fmt.Fprintln(a.stderr, r.Error)
+		a.say(r.Error)
 	default:
-		fmt.Fprintf(a.stderr, "jail: %s: %s\n", r.Cause, oneLine(r.Error))
+		a.tell("%s: %s", r.Cause, oneLine(r.Error))
 	}
+}
+
+// tell prints a line about the run. It does not wait for a reader that is stuck:
+// the report would wait with it.
+func (a *app) tell(format string, args ...any) { a.say("jail: " + fmt.Sprintf(format, args...)) }
+
+func (a *app) say(line string) {
+	now := make(chan struct{})
+	close(now)
+	_ = waitFor(now, func() error {
+		_, err := fmt.Fprintln(a.stderr, line)
+		return err
+	})
+}
+
+// readerGone tells whether a pipe has no reader any more.
+func readerGone(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	p := []unix.PollFd{{Fd: int32(f.Fd())}}
+	_, err := unix.Poll(p, 0)
+	return err == nil && p[0].Revents&unix.POLLERR != 0
 }
 
 func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", " ") }
 
 // openReport opens where the report goes before anything starts.
-func (a *app) openReport(o *options) (func(*jail.Report) error, error) {
+func (a *app) openReport(ctx context.Context, o *options) (func(*jail.Report) error, error) {
 	switch o.report {
 	case "":
 		return func(*jail.Report) error { return nil }, nil
@@ -270,7 +334,11 @@ func (a *app) openReport(o *options) (func(*jail.Report) error, error) {
 		}
 		return a.writeReport, nil
 	}
-	f, err := os.OpenFile(o.report, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	var f *os.File
+	err := waitFor(ctx.Done(), func() (err error) { // for the reader of a FIFO
+		f, err = os.OpenFile(o.report, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("--report %s: %w", o.report, pathErr(err))
 	}
@@ -309,27 +377,40 @@ func isTerminal(w io.Writer) bool {
 
 // reportUsage writes the report of a command line that could not be parsed, if
 // one was asked for and is to be found.
-func (a *app) reportUsage(args []string, err error) {
+func (a *app) reportUsage(ctx context.Context, args []string, err error) {
 	if len(args) == 0 || args[0] != "run" && args[0] != "script" {
 		return
 	}
 	var o options
-	for i, arg := range args {
-		if arg == "--" {
-			break
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	new(options).register(flags)
+	flags.String("guest", "", "")
+scan:
+	for i := 1; i < len(args) && args[i] != "--"; i++ {
+		name, value, given := strings.Cut(args[i], "=")
+		f := flags.Lookup(strings.TrimPrefix(name, "--"))
+		switch {
+		case !strings.HasPrefix(name, "--"):
+			if args[0] == "run" {
+				// The command begins here, as far as can be told. Its own
+				// --report is not to be written to.
+				break scan
+			}
+		case f != nil && !given && f.NoOptDefVal == "" && i+1 < len(args):
+			i++
+			value = args[i]
 		}
-		if v, ok := strings.CutPrefix(arg, "--report="); ok {
-			o.report = v
-		} else if arg == "--report" && i+1 < len(args) {
-			o.report = args[i+1]
-		} else if arg == "--events" || strings.HasPrefix(arg, "--events=") {
+		switch name {
+		case "--report":
+			o.report = value
+		case "--events":
 			o.events = "b64"
 		}
 	}
 	r := jail.NewReport("", refusal(usageItem(err), oneLine(err.Error()), "see jail "+args[0]+" --help"))
-	write, openErr := a.openReport(&o)
+	write, openErr := a.openReport(ctx, &o)
 	if openErr == nil {
-		openErr = write(r)
+		openErr = waitFor(ctx.Done(), func() error { return write(r) })
 	}
 	if o.events != "" {
 		events := newEventStream(a.stdout, o.events)

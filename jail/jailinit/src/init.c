@@ -354,25 +354,29 @@ static void write_map(int proc, long pid, const char *name, const char *text, in
 	sys(close, fd);
 }
 
-static void limit(int resource, u64 value, int index)
+static void limits(int resource, u64 value, u64 most, int index)
 {
 	struct rlimit64 {
 		u64 cur, max;
-	} old, want = { value, value };
+	} old, want = { value, most };
 	long r = sys(prlimit64, 0, resource, &want, &old);
 
 	// A launcher that is confined itself may not raise its hard limit: then
 	// the lower one holds.
 	if (r == -EPERM) {
 		must(STAGE_RLIMIT, index, sys(prlimit64, 0, resource, 0, &old));
-		want.cur = want.max = old.max < value ? old.max : value;
+		want.max = old.max < most ? old.max : most;
+		want.cur = want.max < value ? want.max : value;
 		r = sys(prlimit64, 0, resource, &want, 0);
 	}
 	must(STAGE_RLIMIT, index, r);
 }
 
+static void limit(int resource, u64 value, int index) { limits(resource, value, value, index); }
+
 static void inherit_nothing(int proc)
 {
+	static const unsigned char unlimited[] = { RLIMIT_CPU, RLIMIT_FSIZE, RLIMIT_DATA, RLIMIT_AS, RLIMIT_NPROC };
 	long fd;
 
 	sys(umask, 022);
@@ -387,6 +391,10 @@ static void inherit_nothing(int proc)
 	limit(RLIMIT_MEMLOCK, 64 << 10, 2);
 	limit(RLIMIT_RTPRIO, 0, 3);
 	limit(RLIMIT_NICE, 0, 4);
+	// The budget says what a jail may have, not what its launcher was given.
+	for (u32 i = 0; i < sizeof unlimited / sizeof *unlimited; i++)
+		limit(unlimited[i], RLIM64_INFINITY, 10 + i);
+	limits(RLIMIT_STACK, 8 << 20, RLIM64_INFINITY, 6);
 	must(STAGE_IDS, 0, sys(setgroups, 0, 0));
 }
 
