@@ -71,12 +71,16 @@ func ExampleScript() {
 // does not wait for its interpreter.
 func ExamplePool() {
 	ctx := context.Background()
-	pool, err := jail.NewPool(jail.Spec{
+	spec, err := python.Compile(ctx, jail.Spec{
 		Args:   python.Argv(rootfs.FilesDir+"/"+python.FileName, "json", "re"),
 		Root:   rootfs.Config{Files: []rootfs.File{{Name: python.FileName, Data: python.Source}}},
 		Budget: jail.DefaultBudget(),
 		Script: &jail.Script{}, // each run brings its own
-	}, 2)
+	})
+	if err != nil {
+		fmt.Println(err) // the spec can be used nevertheless
+	}
+	pool, err := jail.NewPool(spec, 2)
 	if err != nil {
 		fmt.Println(err)
 		return

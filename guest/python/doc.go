@@ -7,7 +7,8 @@
 // The guest is one file without dependencies for CPython 3.9 and later. It
 // reads one Start frame from fd 3, runs the program in it as __main__ with the
 // global host, sends one Result, and carries tool calls over fd 4 (protocols.md
-// 1, 5 and 7.1).
+// 1, 5 and 7.1). Where many jails share a spec, [Compile] spares each of them
+// the compilation of the guest.
 //
 // The program's value is its global result, else the value of its last
 // expression, else empty. It has to be JSON without loss: integers of any size

@@ -19,9 +19,7 @@ globals().update((k, v) for k, v in vars(__import__("builtins")).items() if k[0]
 
 import _ast
 import sys
-from _queue import SimpleQueue
 from _thread import allocate_lock, start_new_thread
-from itertools import count
 from posix import (
     _exit, close, fstat, listdir, read, register_at_fork, set_blocking,
     set_inheritable, write,
@@ -463,9 +461,33 @@ class ToolError(Exception):
         self.tool = tool
 
 
+class _Outbox:
+    """Frames for the writer. put is reentrant and never waits.
+
+    As queue.SimpleQueue, which is a file to be loaded at each start.
+    """
+
+    def __init__(self):
+        self.frames = []
+        self.wake = allocate_lock()  # free when there may be a frame
+        self.wake.acquire()
+
+    def put(self, frame):
+        self.frames.append(frame)
+        try:
+            self.wake.release()
+        except RuntimeError:
+            pass  # it was free
+
+    def get(self):
+        while not self.frames:
+            self.wake.acquire()
+        return self.frames.pop(0)
+
+
 _calls = {}  # id: Call, those without an answer
-_ids = count(1)
-_outgoing = SimpleQueue()
+_ids = iter(range(1, 1 << 62))  # next is atomic
+_outgoing = _Outbox()
 _lost = None  # (kind, text) once no call can be made any more
 _written = 0  # changed by the writer thread alone
 _received = 0  # changed by the reader thread alone
@@ -853,7 +875,8 @@ class Host(Names):
         self.prepare = Names(PrepareTool, bindings)
 
     def __dir__(self):
-        return sorted(set(self._tools) | {"aio", "prepare", "ToolError"})
+        # No set of constants: 3.9 and 3.10 compile it to other bytes each time.
+        return sorted({*self._tools, "aio", "prepare", "ToolError"})
 
 
 def _signature(text):

@@ -8,7 +8,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +24,17 @@ import (
 func (b *bench) guest(program string, preload ...string) jail.Spec {
 	spec := b.spec(python.Argv(rootfs.FilesDir+"/"+python.FileName, preload...)...)
 	spec.Root.Files = []rootfs.File{{Name: python.FileName, Data: python.Source}}
+	spec.Script = &jail.Script{Program: program}
+	return spec
+}
+
+// compiled is a guest that is not compiled at each start.
+func (b *bench) compiled(ctx context.Context) (jail.Spec, error) {
+	return python.Compile(ctx, b.guest(""))
+}
+
+// running returns a guest's spec with another program.
+func running(spec jail.Spec, program string) jail.Spec {
 	spec.Script = &jail.Script{Program: program}
 	return spec
 }
@@ -117,6 +130,10 @@ func (b *bench) takes(ctx context.Context, interpreter string, programs []guestP
 	}
 	released := func(r *jail.Report) ([]time.Duration, error) { return []time.Duration{time.Duration(r.WallNS)}, nil }
 	guests := []string{"to report", "release to Result"}
+	compiled, err := b.compiled(ctx)
+	if err != nil {
+		return err
+	}
 
 	add("os/exec true", timed(run(nil, target, "true")))
 	add("jail.Run true", func(ctx context.Context) ([]time.Duration, error) {
@@ -129,6 +146,9 @@ func (b *bench) takes(ctx context.Context, interpreter string, programs []guestP
 	for _, g := range programs {
 		add("jail.Run python, "+g.name, func(ctx context.Context) ([]time.Duration, error) {
 			return fresh(ctx, b.guest(g.text), answers)
+		}, guests...)
+		add("jail.Run python, compiled, "+g.name, func(ctx context.Context) ([]time.Duration, error) {
+			return fresh(ctx, running(compiled, g.text), answers)
 		}, guests...)
 		use := jail.Use{Script: &jail.Script{Program: g.text}}
 		if err := park("parked python, "+g.name, b.guest(""), use, answers, guests...); err != nil {
@@ -205,6 +225,13 @@ func (b *bench) parked(ctx context.Context, _ string, programs []guestProgram) e
 	if err := measure("python", b.guest(""), 2); err != nil {
 		return err
 	}
+	compiled, err := b.compiled(ctx)
+	if err != nil {
+		return err
+	}
+	if err := measure("python, compiled", compiled, 2); err != nil {
+		return err
+	}
 	for _, g := range programs {
 		if len(g.modules) > 0 {
 			if err := measure("python, preloaded "+g.name, b.guest("", g.modules...), 2); err != nil {
@@ -218,9 +245,14 @@ func (b *bench) parked(ctx context.Context, _ string, programs []guestProgram) e
 
 // ownStart prints the CPU time of the interpreter itself, without a jail.
 func (b *bench) ownStart(ctx context.Context, interpreter string, _ []guestProgram) error {
-	file := b.work + "/" + python.FileName
-	if err := os.WriteFile(file, python.Source, 0o600); err != nil {
+	compiled, err := b.compiled(ctx)
+	if err != nil {
 		return err
+	}
+	for _, f := range compiled.Root.Files {
+		if err := os.WriteFile(b.work+"/"+f.Name, f.Data, 0o600); err != nil {
+			return err
+		}
 	}
 	used := func(exit int, args ...string) func(context.Context) ([]time.Duration, error) {
 		return func(ctx context.Context) ([]time.Duration, error) {
@@ -237,10 +269,14 @@ func (b *bench) ownStart(ctx context.Context, interpreter string, _ []guestProgr
 		}
 	}
 	const noChannel = 70 // of a guest without fd 3
-	argv := python.Argv(file)
-	turns := []*turn{
-		{name: strings.Join(append([]string{"python3"}, pass...), " "), do: used(0, pass...)},
-		{name: strings.Join(python.Argv(python.FileName), " "), does: "ends at once: no fd 3", do: used(noChannel, argv[1:]...)},
+	turns := []*turn{{name: strings.Join(append([]string{"python3"}, pass...), " "), do: used(0, pass...)}}
+	for _, spec := range []jail.Spec{b.guest(""), compiled} {
+		argv := slices.Clone(spec.Args)
+		last := &argv[len(argv)-1]
+		*last = path.Base(*last)
+		name := strings.Join(argv, " ")
+		*last = b.work + "/" + *last
+		turns = append(turns, &turn{name: name, does: "ends at once: no fd 3", do: used(noChannel, argv[1:]...)})
 	}
 	if err := b.interleave(ctx, b.rounds, turns); err != nil {
 		return err
@@ -258,26 +294,30 @@ func (b *bench) ownStart(ctx context.Context, interpreter string, _ []guestProgr
 // sustained prints how many programs a second a pool of guests carries when it is
 // refilled all the time.
 func (b *bench) sustained(ctx context.Context, _ string, _ []guestProgram) error {
-	p, err := jail.NewPool(b.guest(""), poolSize)
+	compiled, err := b.compiled(ctx)
 	if err != nil {
 		return err
 	}
-	defer p.Close()
-	spec := b.guest(trivial.text)
-	var take, start []*flow
-	var taken, made []int64
-	levels := []int{1, 2, 4, 8}
-	type cell struct {
-		level int
-		pool  bool
+	type row struct {
+		guest       string
+		spec        jail.Spec
+		pool        *jail.Pool
+		level       int
+		take, start *flow
+		taken, made int64
 	}
-	var cells []cell
-	for i := range levels {
-		cells = append(cells, cell{i, true}, cell{i, false})
+	var rows []*row
+	for _, g := range []row{{guest: "source", spec: b.guest("")}, {guest: "compiled", spec: compiled}} {
+		if g.pool, err = jail.NewPool(g.spec, poolSize); err != nil {
+			return err
+		}
+		defer g.pool.Close()
+		for _, level := range []int{1, 2, 4, 8} {
+			r := g
+			r.level = level
+			rows = append(rows, &r)
+		}
 	}
-	take, start = make([]*flow, len(levels)), make([]*flow, len(levels))
-	taken, made = make([]int64, len(levels)), make([]int64, len(levels))
-	rand.Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
 	check := func(ctx context.Context, r *jail.Report, err error) error {
 		if err := expect(ctx, jail.CauseOK, r, err); err != nil {
 			return err
@@ -285,14 +325,18 @@ func (b *bench) sustained(ctx context.Context, _ string, _ []guestProgram) error
 		_, err = answers(r)
 		return err
 	}
-	for _, c := range cells {
-		if err := p.Fill(ctx); err != nil {
-			return err
+	for _, i := range rand.Perm(2 * len(rows)) {
+		r := rows[i/2]
+		spec := running(r.spec, trivial.text)
+		for _, other := range rows { // nothing is made for a pool that is not measured
+			if err := other.pool.Fill(ctx); err != nil {
+				return err
+			}
 		}
-		if !c.pool {
-			start[c.level], err = b.steady(ctx, levels[c.level], 2*b.cell, func(ctx context.Context) error {
-				r, err := jail.Run(ctx, spec)
-				return check(ctx, r, err)
+		if i%2 == 0 {
+			r.start, err = b.steady(ctx, r.level, 2*b.cell, func(ctx context.Context) error {
+				report, err := jail.Run(ctx, spec)
+				return check(ctx, report, err)
 			}, func() {})
 			if err != nil {
 				return err
@@ -300,24 +344,24 @@ func (b *bench) sustained(ctx context.Context, _ string, _ []guestProgram) error
 			continue
 		}
 		var edges []jail.PoolStats
-		take[c.level], err = b.steady(ctx, levels[c.level], 2*b.cell, func(ctx context.Context) error {
-			r, err := p.Run(ctx, jail.Use{Script: spec.Script})
-			return check(ctx, r, err)
-		}, func() { edges = append(edges, p.Stats()) })
+		r.take, err = b.steady(ctx, r.level, 2*b.cell, func(ctx context.Context) error {
+			report, err := r.pool.Run(ctx, jail.Use{Script: spec.Script})
+			return check(ctx, report, err)
+		}, func() { edges = append(edges, r.pool.Stats()) })
 		if err != nil {
 			return err
 		}
-		taken[c.level], made[c.level] = edges[1].Taken-edges[0].Taken, edges[1].Fresh-edges[0].Fresh
+		r.taken, r.made = edges[1].Taken-edges[0].Taken, edges[1].Fresh-edges[0].Fresh
 		if n := edges[1].Discarded; n > 0 {
 			return fmt.Errorf("%d parked jails were found dead", n)
 		}
 	}
 	b.method("%s, without pauses, counted for %s from %s after the first; pool of %d, refilled all the time; cells in random order\n"+
 		"taken and fresh: runs that got a parked jail, or one that was started for them; CPU: whole machine", trivial.name, 2*b.cell, min(settleIn, 2*b.cell), poolSize)
-	t := newTable(b.out, "python at once", "a second", "taken", "fresh", "p50 ms", "p99 ms", "CPU ms each", "jail.Run, a second", "p50 ms", "p99 ms", "CPU ms each")
-	for i, n := range levels {
-		f, g := take[i], start[i]
-		t.row(fmt.Sprint(n), fmt.Sprintf("%.0f", f.perSecond()), fmt.Sprint(taken[i]), fmt.Sprint(made[i]), ms(f.times.at(50)), ms(f.times.at(99)), ms(f.cpuEach()),
+	t := newTable(b.out, "python at once", "guest", "a second", "taken", "fresh", "p50 ms", "p99 ms", "CPU ms each", "jail.Run, a second", "p50 ms", "p99 ms", "CPU ms each")
+	for _, r := range rows {
+		f, g := r.take, r.start
+		t.row(fmt.Sprint(r.level), r.guest, fmt.Sprintf("%.0f", f.perSecond()), fmt.Sprint(r.taken), fmt.Sprint(r.made), ms(f.times.at(50)), ms(f.times.at(99)), ms(f.cpuEach()),
 			fmt.Sprintf("%.0f", g.perSecond()), ms(g.times.at(50)), ms(g.times.at(99)), ms(g.cpuEach()))
 	}
 	t.end()
