@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -112,12 +113,12 @@ func has(d dir, file, word string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, f := range bytes.Fields(data) {
-		if string(f) == word {
-			return true, nil
-		}
-	}
-	return false, nil
+	return listed(data, word), nil
+}
+
+// listed tells whether names, with spaces between them, have word.
+func listed(names []byte, word string) bool {
+	return slices.ContainsFunc(bytes.Fields(names), func(f []byte) bool { return string(f) == word })
 }
 
 func (v v2) enable(base dir, c Controller) error {
@@ -190,12 +191,8 @@ func (h *Host) MayMove() bool {
 	if err != nil {
 		return false
 	}
-	for _, c := range controllers {
-		if on, err := has(base.dir, "cgroup.controllers", string(c)); on || err != nil {
-			return true
-		}
-	}
-	return false
+	data, err := base.dir.read("cgroup.controllers")
+	return err != nil || slices.ContainsFunc(controllers, func(c Controller) bool { return listed(data, string(c)) })
 }
 
 // Crowded tells whether the caller shares its own v2 group with other processes,

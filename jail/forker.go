@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"example.com/jail/cgroup"
 	"example.com/jail/internal/faults"
 	"example.com/jail/jail/jailinit"
 )
@@ -19,9 +18,14 @@ import (
 // parent. A fork by the launcher itself would copy all of its descriptors and
 // close them again, 9 for each jail that is alive.
 type forker struct {
-	mu     sync.Mutex
-	pid    int
-	socket *os.File // nil if there is none
+	mu      sync.Mutex
+	socket  *os.File       // nil if there is none
+	started <-chan started // what became of its start, once
+}
+
+type started struct {
+	pid int
+	err error
 }
 
 var theForker forker
@@ -42,14 +46,17 @@ func (f *forker) fork(files []*os.File) error {
 			faults.Here("jail.fork")
 			return nil
 		}
-		f.drop(socket)
+		if startErr := f.drop(socket); startErr != nil {
+			return fmt.Errorf("start the forker: %w", startErr)
+		}
 		if again {
 			return fmt.Errorf("ask the forker: %w", err)
 		}
 	}
 }
 
-// get starts the forker if there is none.
+// get starts the forker if there is none. It does not wait: what is asked for
+// meanwhile is in the socket when the forker gets to read it.
 func (f *forker) get() (*os.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -60,26 +67,31 @@ func (f *forker) get() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer theirs.Close()
-	pid, err := onForkerThread(func() (int, error) { return execForker(theirs) })
-	if err != nil {
-		ours.Close()
-		return nil, err
+	reply := make(chan started, 1)
+	forkerThread() <- func() {
+		pid, err := execForker(theirs)
+		theirs.Close()
+		reply <- started{pid, err}
 	}
-	f.pid, f.socket = pid, ours
+	f.socket, f.started = ours, reply
 	return ours, nil
 }
 
-// drop ends the forker of a socket, so that the next fork starts another.
-func (f *forker) drop(socket *os.File) {
+// drop ends the forker of a socket, so that the next fork starts another. The
+// error is that of its start.
+func (f *forker) drop(socket *os.File) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if socket == nil || f.socket != socket {
-		return
+		return nil
 	}
 	socket.Close()
 	f.socket = nil
-	_, _, _ = reap(f.pid)
+	s := <-f.started
+	if s.err == nil {
+		_, _, _ = reap(s.pid)
+	}
+	return s.err
 }
 
 // stop ends the forker if there is one. It has no more to do with the inits that
@@ -88,14 +100,14 @@ func (f *forker) stop() {
 	f.mu.Lock()
 	socket := f.socket
 	f.mu.Unlock()
-	f.drop(socket)
+	_ = f.drop(socket)
 }
 
 // forkerThread starts every forker. The parent-death signal of a forker and of
 // its inits follows the thread that started it (prctl(2), golang/go#27505): this
 // one is locked for the life of the process.
 var forkerThread = sync.OnceValue(func() chan<- func() {
-	c := make(chan func())
+	c := make(chan func(), 1)
 	go func() {
 		runtime.LockOSThread()
 		for f := range c {
@@ -104,16 +116,6 @@ var forkerThread = sync.OnceValue(func() chan<- func() {
 	}()
 	return c
 })
-
-func onForkerThread(f func() (int, error)) (pid int, err error) {
-	done := make(chan struct{})
-	forkerThread() <- func() {
-		pid, err = f()
-		close(done)
-	}
-	<-done
-	return pid, err
-}
 
 func execForker(socket *os.File) (int, error) {
 	image, err := jailinit.Image()
@@ -146,14 +148,6 @@ func seqpacket() (ours, theirs *os.File, err error) {
 		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
 	}
 	return os.NewFile(uintptr(fds[0]), "forker"), os.NewFile(uintptr(fds[1]), "forker-child"), nil
-}
-
-// prepareForker starts the forker, unless this process may have to move first
-// to a cgroup that it would stay out of.
-func prepareForker() {
-	if host, err := cgroup.Probe(); err == nil && !host.MayMove() {
-		_, _ = theForker.get() // an error is met again, and told, at the fork
-	}
 }
 
 // reap waits for one child and retries EINTR.

@@ -59,7 +59,13 @@ var collectOnce = sync.OnceValue(func() <-chan struct{} {
 
 // Prepare begins what the first run of a process takes longest for, beside what
 // the caller does before its first [Start]. It need not be called.
-func Prepare() { go prepareForker() }
+func Prepare() {
+	// The forker stays in this process's cgroup, out of which it may have to
+	// move first.
+	if host, err := cgroup.Probe(); err == nil && !host.MayMove() {
+		_, _ = theForker.get() // an error is met again, and told, at the fork
+	}
+}
 
 // Settle waits until the first run's clean-up after dead launchers is done, and
 // ends the helper process that starts this process's jails: the next Start makes

@@ -267,6 +267,37 @@ one() {
 	fi
 }
 
+# scope runs the command in a login shell, with which it shares its cgroup: it
+# asks systemd for a scope, holds its limits in there, and leaves none behind,
+# also when it is killed.
+scope() {
+	log=$dir/logs/scope.log start=$(date +%s) result=ok
+	# shellcheck disable=SC2016
+	limit 300 ssh -n -F "$dir/ssh-config" default sudo sh -ec "'"'
+		jail=/opt/jail-tests/jail
+		scopes() { systemctl list-units --all --no-legend --plain "jail-*.scope" | wc -l; }
+		code=0
+		$jail run --memory 64MiB -- python3 -c "x = bytearray(1 << 28)" || code=$?
+		[ $code = 137 ] || { echo "out of memory: exit code $code"; exit 1; }
+		$jail run --wall 1h -- sh -c "echo up; sleep 3600" >/tmp/up &
+		until [ -s /tmp/up ]; do sleep 0.1; done
+		[ $(scopes) = 1 ] || { echo "scopes of a running command: $(scopes)"; exit 1; }
+		cat /proc/$!/cgroup
+		kill -9 $!
+		for i in $(seq 100); do
+			[ $(scopes) != 0 ] || break
+			sleep 0.1
+		done
+		[ $(scopes) = 0 ] || { echo "scopes left: $(scopes)"; exit 1; }
+	'"'" >"$log" 2>&1 || result="FAIL (exit code $?)"
+	grep -q 'jail-[0-9]*\.scope' "$log" || result="FAIL (not in a scope)"
+	printf '%-10s %-42s %4d s  %s\n' scope "a command in a login shell" $(($(date +%s) - start)) "$result"
+	[ "$result" = ok ] || {
+		failed=1
+		cut -c 1-400 "$log"
+	}
+}
+
 count() { grep -cE "^ *--- $1" "$log" || true; }
 
 # slow TESTS is the flag that leaves these out: loops of hundreds of starts, each
@@ -366,6 +397,7 @@ for package in "$@"; do
 	fi
 	one "$package" "$flag"
 done
+scope
 if [ $all = yes ]; then
 	cat "$dir"/logs/*.log >"$dir/all.log"
 	./scripts/proven.py "$dir/all.log" || failed=1

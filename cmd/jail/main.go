@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +9,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"example.com/jail/cmd/jail/internal/early"
+	"example.com/jail/jail"
 )
 
 // exitFailed is the exit code for everything that is not the program's doing.
@@ -22,21 +24,16 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// A consumer that closes the pipe ends the program in the jail, not the
 	// launcher, which still has a report to write.
 	signal.Ignore(syscall.SIGPIPE)
-	ends := []os.Signal{syscall.SIGTERM, syscall.SIGQUIT}
-	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGHUP} {
-		if !signal.Ignored(s) { // by nohup, or by a shell's &
-			ends = append(ends, s)
-		}
+	if early.Runs(args) {
+		jail.Prepare() // beside the making of the tree of commands
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), ends...)
-	defer stop()
 
 	a := &app{stdin: stdin, stdout: &lastByte{w: stdout}, stderr: stderr}
 	root := a.command()
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	err := root.ExecuteContext(early.Context())
 	if err == nil {
 		return a.code
 	}
@@ -47,7 +44,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// Flags that could not be parsed: nothing was started, but whoever asked
 	// for a report gets one.
 	fmt.Fprintf(stderr, "jail: %v\n", err)
-	a.reportUsage(ctx, args, err)
+	a.reportUsage(early.Context(), args, err)
 	return exitFailed
 }
 

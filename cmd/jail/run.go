@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"example.com/jail/cmd/jail/internal/early"
 	"example.com/jail/guest/node"
 	"example.com/jail/guest/python"
 	"example.com/jail/invoke"
@@ -175,7 +176,6 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 	if err := ownScope(ctx); err != nil {
 		fmt.Fprintf(a.stderr, "jail: %v\n", err)
 	}
-	jail.Prepare()
 	r, err := func() (*jail.Report, error) {
 		spec, closeImage, err := o.spec(ctx, a.progress())
 		if err != nil {
@@ -209,6 +209,7 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		if events != nil {
 			events.name(j.ID())
 		}
+		go jail.Settle() // beside the run: this process starts no other
 		return j.Wait()
 	}()
 	if events != nil {
@@ -378,7 +379,7 @@ func isTerminal(w io.Writer) bool {
 // reportUsage writes the report of a command line that could not be parsed, if
 // one was asked for and is to be found.
 func (a *app) reportUsage(ctx context.Context, args []string, err error) {
-	if len(args) == 0 || args[0] != "run" && args[0] != "script" {
+	if !early.Runs(args) {
 		return
 	}
 	var o options
