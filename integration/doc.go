@@ -1,3 +1,4 @@
 // Package integration is the home of what tests and measures the whole of jail
-// from outside: the benchmark command in bench. It has no code of its own.
+// from outside: the benchmarks in bench and peers, and the emulated machine with
+// cgroup v2 in vm. It has no code of its own.
 package integration

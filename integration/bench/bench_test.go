@@ -30,19 +30,6 @@ func TestPercentileIsTheNearestRank(t *testing.T) {
 	}
 }
 
-func TestIdleTimeIsIdleAndWaitAndSteal(t *testing.T) {
-	const stat = "cpu  1 2 3 400 50 6 7 8 9 10\ncpu0 0 0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\nintr 5\n"
-	idle, processors, err := parseIdle(stat)
-	if idle != 4580*time.Millisecond || processors != 2 || err != nil {
-		t.Errorf("%s, %d processors, %v", idle, processors, err)
-	}
-	for _, bad := range []string{"", "cpu 1 2 3\n", "cpu  1 2 3 x 50 6 7 8 9 10\n"} {
-		if _, _, err := parseIdle(bad); err == nil {
-			t.Errorf("%q was read", bad)
-		}
-	}
-}
-
 func TestSizesOfProcAreBytes(t *testing.T) {
 	const status = "Name:\tjail\nVmHWM:\t  1024 kB\nVmRSS:\t   512 kB\n"
 	if n, err := kib("status", status, "VmRSS"); n != 512<<10 || err != nil {

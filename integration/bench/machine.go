@@ -15,51 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/jail/cgroup"
+	"example.com/jail/integration/internal/measure"
 )
-
-// userHZ is the unit of /proc/stat, the same on all architectures Go runs on.
-const userHZ = 100
-
-// tick is the resolution of the CPU time of the whole machine.
-const tick = time.Second / userHZ
-
-// idleTime is the time that all processors together have not worked for this
-// machine: idle, waiting for a disk, or lent to another machine (steal). A tickless
-// kernel measures these by the clock; times of work it counts by sampling, which
-// is wrong for work as short as a start.
-func idleTime() (idle time.Duration, processors int, err error) {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, 0, err
-	}
-	return parseIdle(string(b))
-}
-
-func parseIdle(stat string) (idle time.Duration, processors int, err error) {
-	first, rest, _ := strings.Cut(stat, "\n")
-	f := strings.Fields(first)
-	if len(f) < 9 || f[0] != "cpu" {
-		return 0, 0, fmt.Errorf("/proc/stat: %q is not what was expected", first)
-	}
-	for _, i := range []int{4, 5, 8} {
-		n, err := strconv.ParseInt(f[i], 10, 64)
-		if err != nil {
-			return 0, 0, fmt.Errorf("/proc/stat: %w", err)
-		}
-		idle += time.Duration(n) * tick
-	}
-	for line := range strings.Lines(rest) {
-		if strings.HasPrefix(line, "cpu") {
-			processors++
-		}
-	}
-	return idle, processors, nil
-}
 
 // machine measures a function: wall clock and CPU time of the whole machine,
 // without what the machine uses when nothing is measured.
 func (b *bench) machine(f func() error) (wall, cpu time.Duration, err error) {
-	before, processors, err := idleTime()
+	before, processors, err := measure.Idle()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -68,7 +30,7 @@ func (b *bench) machine(f func() error) (wall, cpu time.Duration, err error) {
 		return 0, 0, err
 	}
 	wall = time.Since(began)
-	after, _, err := idleTime()
+	after, _, err := measure.Idle()
 	return wall, time.Duration(float64(wall)*(float64(processors)-b.idle)) - (after - before), err
 }
 
@@ -312,12 +274,4 @@ func now() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
 	return time.Duration(ts.Nano())
-}
-
-func load() string {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	return strings.Join(strings.Fields(string(b))[:3], " ")
 }

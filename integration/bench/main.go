@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"example.com/jail/integration/internal/measure"
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
 )
@@ -128,7 +129,7 @@ func (b *bench) run(ctx context.Context, chosen []section) (err error) {
 	}()
 
 	fmt.Fprintf(b.out, "Linux %s, %d processors, load %s, %d rounds in random order, %s before each turn\n",
-		jail.KernelRelease(), runtime.NumCPU(), load(), b.rounds, b.pause)
+		jail.KernelRelease(), runtime.NumCPU(), measure.Load(), b.rounds, b.pause)
 	if b.quick {
 		fmt.Fprintln(b.out, "quick: too few rounds for numbers to mean anything")
 	}
@@ -138,7 +139,7 @@ func (b *bench) run(ctx context.Context, chosen []section) (err error) {
 	if err := b.baseline(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(b.out, "CPU time of the whole machine is from /proc/stat, in ticks of %s, without the %.3f processors used when nothing is measured\n", tick, b.idle)
+	fmt.Fprintf(b.out, "CPU time of the whole machine is from /proc/stat, in ticks of %s, without the %.3f processors used when nothing is measured\n", measure.Tick, b.idle)
 	for _, s := range chosen {
 		if err := s.run(b, ctx); err != nil {
 			if ctx.Err() != nil {
@@ -147,7 +148,7 @@ func (b *bench) run(ctx context.Context, chosen []section) (err error) {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
-	fmt.Fprintf(b.out, "\nload at the end: %s\n", load())
+	fmt.Fprintf(b.out, "\nload at the end: %s\n", measure.Load())
 	return ctx.Err()
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"example.com/jail/guest/python"
+	"example.com/jail/integration/internal/measure"
 	"example.com/jail/jail"
 	"example.com/jail/rootfs"
 )
@@ -190,7 +191,7 @@ func fresh(ctx context.Context, spec jail.Spec, check func(*jail.Report) ([]time
 func (b *bench) parked(ctx context.Context, _ string, programs []guestProgram) error {
 	n := b.size(32, 4)
 	b.method("pools of %d, each filled alone; charged: by the kernel to the leaves, kernel memory included; PSS: of pid 1 and the guest\n"+
-		"CPU: whole machine, exact to %s ms", n, ms(2*tick/time.Duration(n)))
+		"CPU: whole machine, exact to %s ms", n, ms(2*measure.Tick/time.Duration(n)))
 	t := newTable(b.out, "a parked jail", "charged KiB", "PSS KiB", "ms to make", "CPU ms to make")
 	measure := func(name string, spec jail.Spec, processes int) error {
 		others := len(descendants(os.Getpid()))

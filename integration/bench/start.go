@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"example.com/jail/integration/internal/measure"
 	"example.com/jail/jail"
 )
 
@@ -152,7 +153,7 @@ func (b *bench) starts(ctx context.Context) error {
 	})
 	b.method("each start runs %s true; jail: to the report, leaf removed; \"first\": the dropped template is built\n"+
 		"CPU: whole machine, %d starts in %d batches, mean of one; ticks make it exact to %s ms; the pool's has the making of the next jail in it",
-		target, n, cpuBatches, ms(2*cpuBatches*tick/time.Duration(n)))
+		target, n, cpuBatches, ms(2*cpuBatches*measure.Tick/time.Duration(n)))
 	t := newTable(b.out, append(append([]string{"start to exit, ms"}, quantiles...), "x bwrap", "CPU ms", "what is on")...)
 	for _, w := range ways {
 		if w.err != nil {

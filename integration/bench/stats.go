@@ -3,24 +3,17 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"example.com/jail/integration/internal/measure"
 )
 
 // sample is what was measured of one thing, in the order of measuring.
 type sample []time.Duration
 
-// at is the value at or below which p percent of the values lie (nearest rank):
-// of fewer than 100 values the 99th percentile is the largest. There has to be a
-// value.
-func (s sample) at(p float64) time.Duration {
-	sorted := slices.Sorted(slices.Values(s))
-	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
-	return sorted[min(max(rank, 1), len(sorted))-1]
-}
+func (s sample) at(p float64) time.Duration { return measure.Percentile(s, p) }
 
 func (s sample) mean() time.Duration {
 	var sum time.Duration

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"example.com/jail/integration/internal/measure"
 )
 
 func main() {
@@ -84,7 +86,7 @@ func (c *config) run(ctx context.Context, to, progress io.Writer) (err error) {
 	if err := b.run(ctx); err != nil {
 		return err
 	}
-	m.LoadEnd, m.IdleBusy = load(), b.idleRate
+	m.LoadEnd, m.IdleBusy = measure.Load(), b.idleRate
 	if err := writeReport(to, m, b.results); err != nil {
 		return err
 	}

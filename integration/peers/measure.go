@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"example.com/jail/integration/internal/measure"
 )
 
 // options are how much is measured.
@@ -234,7 +234,7 @@ func (b *bench) cpu(ctx context.Context) error {
 
 func (b *bench) batch(ctx context.Context, n int, start func() error) (fails error, seconds, busy float64, err error) {
 	began := time.Now()
-	before, cores, err := idleSeconds("/proc/stat")
+	before, cores, err := measure.Idle()
 	if err != nil {
 		return nil, 0, 0, err
 	}
@@ -248,41 +248,8 @@ func (b *bench) batch(ctx context.Context, n int, start func() error) (fails err
 		}
 	}
 	seconds = time.Since(began).Seconds()
-	after, _, err := idleSeconds("/proc/stat")
-	return fails, seconds, float64(cores)*seconds - (after - before), err
-}
-
-// userHZ is the unit of /proc/stat, the same on all architectures Go runs on.
-const userHZ = 100
-
-// idleSeconds is the time that all processors together have not worked for this
-// machine since it started: idle, waiting for a disk, or lent to another machine
-// (steal), in steps of 10 ms. A tickless kernel measures idle time by the clock;
-// times of work it counts by sampling, which is wrong for work this short.
-func idleSeconds(file string) (seconds float64, cores int, err error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, 0, err
-	}
-	lines := strings.Split(string(b), "\n")
-	f := strings.Fields(lines[0])
-	if len(f) < 9 || f[0] != "cpu" {
-		return 0, 0, fmt.Errorf("%s: %q is not what was expected", file, lines[0])
-	}
-	var ticks int64
-	for _, i := range []int{4, 5, 8} {
-		n, err := strconv.ParseInt(f[i], 10, 64)
-		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %w", file, err)
-		}
-		ticks += n
-	}
-	for _, line := range lines[1:] {
-		if strings.HasPrefix(line, "cpu") {
-			cores++
-		}
-	}
-	return float64(ticks) / userHZ, cores, nil
+	after, _, err := measure.Idle()
+	return fails, seconds, float64(cores)*seconds - (after - before).Seconds(), err
 }
 
 // rates counts starts a second, without pauses, at each level in random order.

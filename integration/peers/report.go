@@ -16,6 +16,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"example.com/jail/integration/internal/measure"
 	"example.com/jail/jail"
 )
 
@@ -38,7 +39,7 @@ type machine struct {
 func readMachine(o options) machine {
 	return machine{
 		Date: time.Now().Format("2006-01-02 15:04"), Kernel: jail.KernelRelease(), CPU: cpuModel(), Cores: runtime.NumCPU(),
-		Commit: commit(), Load: load(), Seed: o.seed, Rounds: o.rounds, PauseMS: o.pause.Seconds() * 1e3,
+		Commit: commit(), Load: measure.Load(), Seed: o.seed, Rounds: o.rounds, PauseMS: o.pause.Seconds() * 1e3,
 	}
 }
 
@@ -67,14 +68,6 @@ func commit() string {
 		c += "+"
 	}
 	return c
-}
-
-func load() string {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	return strings.Join(strings.Fields(string(b))[:3], " ")
 }
 
 // version asks a peer what it is. Go programs that cannot tell have it in their

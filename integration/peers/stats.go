@@ -2,19 +2,9 @@ package main
 
 import (
 	"math"
-	"slices"
-)
 
-// percentile is the value below or at which p percent of the sorted values lie
-// (nearest rank), NaN without values. Of fewer than 100 values the 99th is the
-// largest.
-func percentile(sorted []int64, p float64) float64 {
-	if len(sorted) == 0 {
-		return math.NaN()
-	}
-	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
-	return float64(sorted[min(max(rank, 1), len(sorted))-1])
-}
+	"example.com/jail/integration/internal/measure"
+)
 
 // series is what was measured of one program in one row.
 type series struct {
@@ -36,9 +26,8 @@ func (s *series) add(ns int64, err error) {
 
 // ms is a percentile in milliseconds, NaN without a success.
 func (s *series) ms(p float64) float64 {
-	if s == nil {
+	if s == nil || len(s.NS) == 0 {
 		return math.NaN()
 	}
-	sorted := slices.Sorted(slices.Values(s.NS))
-	return percentile(sorted, p) / 1e6
+	return float64(measure.Percentile(s.NS, p)) / 1e6
 }
