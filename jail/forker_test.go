@@ -86,7 +86,7 @@ func TestForkerIsReplaced(t *testing.T) {
 }
 
 // The kernel copies the descriptors of whoever forks: that is never the launcher,
-// and no other process gets any that is not meant for it.
+// and no other process gets any that is not meant for it, or holds its directory.
 func TestForkerHoldsNoDescriptorOfTheLauncher(t *testing.T) {
 	j, err := jail.Start(context.Background(), command("/bin/sleep", "60"))
 	if err != nil {
@@ -102,6 +102,9 @@ func TestForkerHoldsNoDescriptorOfTheLauncher(t *testing.T) {
 			t.Errorf("no %s", name)
 		}
 		for _, pid := range pids {
+			if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid)); cwd != "/" {
+				t.Errorf("%s is in %q, %v", name, cwd, err)
+			}
 			dir := fmt.Sprintf("/proc/%d/fd/", pid)
 			// Pid 1 still closes some when its program has begun.
 			await(t, name+" has sockets alone", func() bool {

@@ -170,7 +170,7 @@ if [ $# -gt 0 ]; then
 	done
 else
 	one cgroup $service "$(without '')"
-	one jail $service "$(without TestManyJailsLeaveNothing 'TestScriptValues|TestBrokenFramesEndTheJail|TestUnreadAnswers|TestPoolOfGuests|TestOutputIsTheSameForEveryDestination')"
+	one jail $service "$(without TestManyJailsLeaveNothing 'TestCompile|TestScriptValues|TestBrokenFramesEndTheJail|TestUnreadAnswers|TestPoolOfGuests|TestOutputIsTheSameForEveryDestination')"
 	one rootfs $service "$(without TestPinsAreBounded TestSpoiledPinsAreRebuilt)"
 	# The README's first transcript has a wall clock of 10 s, too few here.
 	one cmd/jail $service "$(without TestReadmeTranscripts 'TestLauncherMemoryIsBoundedUnderAFlood|TestScripts/(script_.*|run_image|run_bad_flags)')"

@@ -912,6 +912,7 @@ static __attribute__((used)) _Noreturn void forker(void)
 	int network, started = 0;
 
 	sys(prctl, PR_SET_NAME, "jail-forker"); // the exec was by a number
+	sys(chdir, "/"); // the launcher's directory may be on a mount that goes
 	// Signals ignored by the launcher would stay ignored over exec. From here
 	// on none but SIGKILL is heard: the launcher decides on its jails' end.
 	for (int s = 1; s <= 64; s++)
