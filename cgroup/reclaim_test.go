@@ -86,3 +86,19 @@ func TestReclaim(t *testing.T) {
 		t.Errorf("memory is not limited: %+v", n)
 	}
 }
+
+// What was read again is bytes, whatever the kernel prints.
+func TestRefaultsAreBytes(t *testing.T) {
+	for _, c := range []struct {
+		version version
+		n, want int64
+	}{
+		{v2{}, 3, 3 << 12}, {v2{}, 4096, 4096 << 12},
+		{v1{}, 3, 3 << 12}, {v1{}, 4097, 4097 << 12}, {v1{}, 0, 0},
+		{v1{}, 3 << 12, 3 << 12}, // an older kernel
+	} {
+		if got := c.version.refaulted(c.n); os.Getpagesize() == 4096 && got != c.want {
+			t.Errorf("%s: %d is %d bytes, want %d", c.version, c.n, got, c.want)
+		}
+	}
+}

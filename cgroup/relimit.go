@@ -3,7 +3,6 @@ package cgroup
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -105,5 +104,5 @@ func (l *Leaf) Reclaim() (Reclaim, error) {
 	if slices.Min(ns) < 0 {
 		return Reclaim{}, fmt.Errorf("reclaim of %s: memory.stat does not have it: %w", l.mem.dir.path, errors.ErrUnsupported)
 	}
-	return Reclaim{ns[0] + ns[1], ns[2] * int64(os.Getpagesize()), ns[3]}, nil
+	return Reclaim{ns[0] + ns[1], l.mem.base.version.refaulted(ns[2]), ns[3]}, nil
 }

@@ -39,6 +39,9 @@ type version interface {
 	// usage is the file that counts the memory used now.
 	usage() string
 
+	// refaulted turns the counter of memory.stat into bytes.
+	refaulted(n int64) int64
+
 	// kill kills all processes in d and below at once. The error is ENOENT if
 	// the kernel has no such operation.
 	kill(d dir) error
@@ -63,6 +66,14 @@ func (v1) String() string { return "v1" }
 func (v1) enable(dir, Controller) error { return nil }
 
 func (v1) usage() string { return "memory.usage_in_bytes" }
+
+// Some older kernels print bytes on v1, newer ones pages (memcg_page_state_output).
+func (v1) refaulted(n int64) int64 {
+	if page := int64(os.Getpagesize()); n%page != 0 {
+		return n * page
+	}
+	return n
+}
 
 func (v1) kill(dir) error { return unix.ENOENT }
 

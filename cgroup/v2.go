@@ -20,6 +20,8 @@ func (v2) String() string { return "v2" }
 
 func (v2) usage() string { return "memory.current" }
 
+func (v2) refaulted(n int64) int64 { return n * int64(os.Getpagesize()) }
+
 func (v2) kill(d dir) error { return d.write("cgroup.kill", "1") }
 
 func (v v2) limit(d dir, c Controller, l Limits) ([]Applied, error) {

@@ -36,7 +36,7 @@ var errForkerGone = errors.New("the forker ended")
 // What comes of it is told over the control socket. The files can be closed.
 func (f *forker) fork(files []*os.File) error {
 	request, files := jailinit.Fork(files)
-	for again := false; ; again = true {
+	for again := false; ; {
 		socket, err := f.get()
 		if err != nil {
 			return fmt.Errorf("start the forker: %w", err)
@@ -46,12 +46,14 @@ func (f *forker) fork(files []*os.File) error {
 			faults.Here("jail.fork")
 			return nil
 		}
-		if startErr := f.drop(socket); startErr != nil {
+		dropped, startErr := f.drop(socket)
+		if startErr != nil {
 			return fmt.Errorf("start the forker: %w", startErr)
 		}
-		if again {
+		if again && dropped {
 			return fmt.Errorf("ask the forker: %w", err)
 		}
+		again = again || dropped // else it was another's doing, as often as that is
 	}
 }
 
@@ -77,13 +79,13 @@ func (f *forker) get() (*os.File, error) {
 	return ours, nil
 }
 
-// drop ends the forker of a socket, so that the next fork starts another. The
-// error is that of its start.
-func (f *forker) drop(socket *os.File) error {
+// drop ends the forker of a socket, so that the next fork starts another, and
+// tells whether nobody else had done so. The error is that of its start.
+func (f *forker) drop(socket *os.File) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if socket == nil || f.socket != socket {
-		return nil
+		return false, nil
 	}
 	socket.Close()
 	f.socket = nil
@@ -91,7 +93,7 @@ func (f *forker) drop(socket *os.File) error {
 	if s.err == nil {
 		_, _, _ = reap(s.pid)
 	}
-	return s.err
+	return true, s.err
 }
 
 // stop ends the forker if there is one. It has no more to do with the inits that
@@ -100,7 +102,7 @@ func (f *forker) stop() {
 	f.mu.Lock()
 	socket := f.socket
 	f.mu.Unlock()
-	_ = f.drop(socket)
+	_, _ = f.drop(socket)
 }
 
 // forkerThread starts every forker. The parent-death signal of a forker and of

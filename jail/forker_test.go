@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"example.com/jail/jail"
+	"example.com/jail/rootfs"
 )
 
 // childrenNamed lists the children of this process whose command has the name.
@@ -164,4 +166,56 @@ func TestForkerEndsAmongStarts(t *testing.T) {
 	close(stop)
 	<-killer
 	t.Logf("%d of 80 started", good)
+}
+
+// However often the forker is ended by Settle, no start fails for it.
+func TestSettleAmongStarts(t *testing.T) {
+	var starts, settles sync.WaitGroup
+	stop := make(chan struct{})
+	for range 3 {
+		settles.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					jail.Settle()
+				}
+			}
+		})
+	}
+	for range 8 {
+		starts.Go(func() {
+			for range 25 {
+				if r, err := jail.Run(context.Background(), command("/bin/true")); err != nil || r.Cause != jail.CauseOK {
+					t.Errorf("cause %q: %v", r.Cause, err)
+				}
+			}
+		})
+	}
+	starts.Wait()
+	close(stop)
+	settles.Wait()
+}
+
+var noChildrenHelper = registerHelper("nochildren", func(args []string) {
+	signal.Ignore(syscall.SIGCHLD)
+	s := shell("exit 3")
+	s.Templates = &rootfs.Cache{Dir: args[0]}
+	for range 3 {
+		r, err := jail.Run(context.Background(), s)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(*r.ExitCode)
+	}
+	jail.Settle()
+})
+
+// With SIGCHLD ignored the kernel reaps everything before the launcher does.
+func TestLauncherThatIgnoresItsChildren(t *testing.T) {
+	out, err := helperCommand(noChildrenHelper, templates.Dir).CombinedOutput()
+	if err != nil || string(out) != "3\n3\n3\n" {
+		t.Errorf("%v, %q", err, out)
+	}
 }

@@ -70,10 +70,14 @@ func Prepare() {
 // Settle waits until the first run's clean-up after dead launchers is done, and
 // ends the helper process that starts this process's jails: the next Start makes
 // another. A program that exits after its runs calls it at its end; where it does
-// not, the helper ends with it.
+// not, the helper ends with it. The helper keeps the rights, priority and cgroup
+// that this process had at its first start: a program that gives some of them up
+// calls Settle first.
 func Settle() {
 	theForker.stop()
-	<-collectOnce()
+	if settled.Load() { // else there was no first run
+		<-collectOnce()
+	}
 }
 
 // Start runs the program of a spec in a new jail and returns once the program
@@ -526,7 +530,8 @@ func (j *Jail) converse(request []byte, files []*os.File) error {
 		}
 		j.readBack(int64(m.U))
 		if j.stager > 0 {
-			if _, _, err := reap(j.stager); err != nil {
+			// ECHILD: the calling program ignores SIGCHLD, or reaps by itself.
+			if _, _, err := reap(j.stager); err != nil && !errors.Is(err, syscall.ECHILD) {
 				return setupError("clone", fmt.Errorf("wait for the stager: %w", err))
 			}
 			j.stager = 0

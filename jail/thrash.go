@@ -55,7 +55,7 @@ func (w *thrashWatch) check() string {
 	if !thrashing(again, faults, now.FilePages, w.little()) {
 		return ""
 	}
-	return fmt.Sprintf("%d of %d bytes used, and in %s the kernel dropped and read again %d bytes of code, of which %d are left",
+	return fmt.Sprintf("%d of %d bytes used, and in %s the kernel dropped and read again %d bytes of files, of which %d are left",
 		used, w.limit, thrashEvery, again, now.FilePages)
 }
 

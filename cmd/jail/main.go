@@ -25,7 +25,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// launcher, which still has a report to write.
 	signal.Ignore(syscall.SIGPIPE)
 	if early.Runs(args) {
-		jail.Prepare() // beside the making of the tree of commands
+		jail.Prepare()      // beside the making of the tree of commands
+		defer jail.Settle() // a pid 1 that does not reap would keep the helper for ever
 	}
 
 	a := &app{stdin: stdin, stdout: &lastByte{w: stdout}, stderr: stderr}

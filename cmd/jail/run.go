@@ -225,9 +225,6 @@ func (a *app) execute(ctx context.Context, o *options, prepare func(*jail.Spec) 
 		a.tell("write report: %v", werr)
 		return &exitError{exitFailed}
 	}
-	if err == nil {
-		jail.Settle()
-	}
 	a.code = exitCode(r)
 	return nil
 }

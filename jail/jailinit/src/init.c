@@ -904,7 +904,6 @@ static __attribute__((used)) _Noreturn void forker(void)
 	struct {
 		u64 handler, flags, restorer, mask;
 	} dfl = { 0, 0, 0, 0 };
-	struct __kernel_timespec idle = { 0, AHEAD_NS };
 	u64 all = ~0ull;
 	struct {
 		u32 numbers, count;
@@ -928,6 +927,8 @@ static __attribute__((used)) _Noreturn void forker(void)
 	// launcher of a single jail has no use for another.
 	network = sys(unshare, CLONE_NEWNET) == 0;
 	for (;;) {
+		struct __kernel_timespec idle = { 0, AHEAD_NS }; // the kernel writes what is left
+
 		if (!network && started > 1 && sys(ppoll, &asked, 1, &idle, 0, 8) == 0)
 			network = sys(unshare, CLONE_NEWNET) == 0;
 		receive_files(FD_FORKS, &fork, sizeof fork);
