@@ -76,7 +76,7 @@ type facts struct {
 	protocol error
 	wall     bool
 	cpu      bool
-	thrash   string // what the kernel counted of a leaf that only waits for memory
+	thrash   string // what the kernel counted of a leaf that is out of memory and alive
 	output   bool
 	result   *wire.Result
 	resultAt int64 // CLOCK_MONOTONIC
